@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 import identikit as ik
 from identikit.models.load.check import prove
+from identikit.models.load.linear import linear_bias, linear_weight
 from identikit.models.load.load import Recipe
-from identikit.models.load.weights import linear_bias, linear_weight
 from tests.models import tiny
 from tests.models.state import state_of
 
@@ -150,7 +150,7 @@ def test_other_adapters_are_read_as_they_compute(config: peft.PeftConfig, dtype:
     model = ik.load(wrapped, tiny.tokenizer())  # which proves it
     layer = model.blocks[0].get_submodule("attention.self.value")
     x = torch.randn(4, 24, dtype=torch.float64).to(dtype)
-    expected = x.double() @ linear_weight(layer).double() + linear_bias(layer).double()
+    expected = x.double() @ linear_weight(layer, dtype).double() + linear_bias(layer).double()
     with torch.no_grad():
         off = (layer(x).double() - expected).abs().max() / expected.abs().max()
     assert off < (1e-12 if dtype == torch.float64 else 2e-2)
@@ -289,28 +289,6 @@ def test_mxfp4_is_read_as_the_numbers_that_it_stands_for(tmp_path: Path):
     assert all(torch.equal(own[name], weight) for name, weight in expected.items())
 
 
-@pytest.mark.parametrize("settings", [{"quant_method": "gptq", "bits": 4}, {"quant_method": "of next year"}])
-def test_other_quantised_checkpoints_are_refused_before_they_are_read(tmp_path: Path, settings: dict):
-    folder = saved(tmp_path)
-    rewritten(folder, lambda config: config.update(quantization_config=settings))
-    with pytest.raises(ik.ModelError, match=r"its weights are quantised \(.*dequantize\(\)\.save_pretrained") as caught:
-        ik.load(folder)
-    assert settings["quant_method"] in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_quantised_models_in_memory_are_refused():
-    model = tiny.build("llama")
-    packed = torch.nn.Parameter(torch.ones(40, 24, dtype=torch.uint8), requires_grad=False)
-    model.model.layers[1].mlp.up_proj.weight = packed
-    with pytest.raises(ik.ModelError, match=r"layers\.1\.mlp\.up_proj\.weight' is quantised \(uint8\).*dequantize\(\)"):
-        ik.load(model, tiny.tokenizer())
-    model = tiny.build("llama")
-    model.is_quantized = True
-    model.quantization_method = "gptq"
-    with pytest.raises(ik.ModelError, match=r"its weights are quantised by gptq \(packed\)"):
-        ik.load(model, tiny.tokenizer())
-
-
 def test_gguf_files_are_refused_with_the_way_out(tmp_path: Path):
     file = tmp_path / "tiny.gguf"
     file.write_bytes(b"GGUF")
@@ -342,20 +320,6 @@ def test_weights_that_are_nowhere_are_refused_by_name():
         empty = tiny.BUILDERS["bert"]()
     with pytest.raises(ik.ModelError, match="is not in memory"):
         ik.load(empty, tiny.tokenizer())
-
-
-def test_a_model_on_several_devices_is_refused_in_words():
-    model = tiny.build("llama")
-    names = [name for name, _ in model.named_parameters()]
-
-    class Elsewhere(torch.nn.Parameter):
-        device = torch.device("cuda", 1)  # there is only one device here
-
-    weight = model.model.layers[2].mlp.up_proj.weight
-    model.model.layers[2].mlp.up_proj.weight = Elsewhere(weight.detach())
-    assert names == [name for name, _ in model.named_parameters()]
-    with pytest.raises(ik.ModelError, match=r"spread over 2 devices: cpu .*cuda:1 \('model\.layers\.2.*one device"):
-        ik.load(model, tiny.tokenizer())
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])

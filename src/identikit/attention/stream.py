@@ -15,7 +15,7 @@ from torch import nn
 from identikit.attention.layer import Layer
 from identikit.errors import InputError
 from identikit.models.blocks import Trace
-from identikit.models.load.weights import held
+from identikit.models.load.linear import linear_weight
 from identikit.models.model import Model
 from identikit.models.reading import Reading
 from identikit.models.taps.tap import AttentionCall
@@ -124,7 +124,7 @@ def logit_directions(run: WatchedRun, layers: Sequence[Layer], token: int) -> Fl
     unembedding = run.model.hf.get_output_embeddings()
     logits = run.trace.logits
     if unembedding is not None and logits is not None and not any(stream_of(run, layer).norms for layer in layers):
-        weight = held(unembedding, "weight").detach().double()
+        weight = linear_weight(unembedding, run.model.dtype).mT.double()
         for call in run.calls[max(run.calls)]:
             if torch.equal(call.given, run.trace.hidden[-1][0].double()) and _is_norm(call):
                 made = call.made @ weight.mT

@@ -5,11 +5,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from identikit.errors import ModelError
-from identikit.models.load.weights import held, linear_bias, linear_weight
+from identikit.models.load.linear import linear_bias, linear_size, linear_weight
+from identikit.models.load.weights import held
 from identikit.models.table import FAMILIES, Family
 from identikit.shapes import Float, Tensor
 
@@ -84,8 +86,12 @@ def _reasons(family: Family, model: PreTrainedModel) -> Iterator[str]:
             layer = None if path is None else find(block, path)
             bare = isinstance(layer, nn.Parameter) and field == "output" and family.watch_output is not None
             weight = getattr(layer, "weight", None)
-            matrix = isinstance(layer, nn.Module) and weight is not None and weight.ndim == 2
-            if path is not None and not bare and (not matrix or isinstance(layer, nn.Embedding)):
+            matrix = hasattr(layer, "in_features") or (weight is not None and weight.ndim == 2)
+            if (
+                path is not None
+                and not bare
+                and not (isinstance(layer, nn.Module) and matrix and not isinstance(layer, nn.Embedding))
+            ):
                 yield f"{row} {field}={path!r}, and {type(block).__name__} has no linear layer there."
     if family.splits and family.instead is not None:
         yield f"{row} instead={family.instead!r} and splits=True, and blocks without softmax attention do not split."
@@ -125,13 +131,13 @@ def find(root: nn.Module, path: str) -> Any:
     return next(iter(find_all(root, path)), None)
 
 
-def output_projection(family: Family, block: nn.Module, heads: int) -> Float[Tensor, "head d_v d"]:
-    """Return H of Eq. 2 for every head of a block: its slice of the output projection."""
+def output_projection(family: Family, block: nn.Module, heads: int, dtype: torch.dtype) -> Float[Tensor, "head d_v d"]:
+    """Return H of Eq. 2 for every head of a block: its slice of the output projection, in a `dtype`."""
     projection = find(block, family.output)
     if isinstance(projection, nn.Parameter):
         path, _, name = family.output.rpartition(".")
         return held(find(block, path) if path else block, name).detach().permute(1, 2, 0)
-    return linear_weight(projection).unflatten(0, (heads, -1))
+    return linear_weight(projection, dtype).unflatten(0, (heads, -1))
 
 
 def output_size(family: Family, block: nn.Module) -> tuple[int, int]:
@@ -139,8 +145,7 @@ def output_size(family: Family, block: nn.Module) -> tuple[int, int]:
     projection = find(block, family.output)
     if isinstance(projection, nn.Parameter):
         return projection.shape[1:].numel(), projection.shape[0]
-    taken, made = linear_weight(projection).shape
-    return taken, made
+    return linear_size(projection)
 
 
 def value_part(

@@ -15,7 +15,8 @@ from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.models import families
 from identikit.models.blocks import Block, Reached, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
 from identikit.models.load.fingerprint import Identity, identity_of
-from identikit.models.load.weights import broken_weight, check_in_place, device_of, offloaded_again, wider_dtype
+from identikit.models.load.linear import differentiable, vocabulary_size
+from identikit.models.load.weights import broken_weight, check_in_place, packing_of, place_of, wider_dtype
 from identikit.models.surroundings import Makeup, as_written, makeup, turn, undisturbed
 from identikit.models.taps.tap import AttentionCall, Visitor
 from identikit.results.axis import Index, chosen
@@ -36,6 +37,7 @@ class Model:
 
     `n_layers`, `n_heads`, `n_key_value_heads`, `d_model`, `d_input`, `d_value` and `causal` are measured in a first run
     through the tap, not read from a configuration; so is `dtype`, the number format that its attention computes in.
+    `packed` says how its weights are packed, such as '4-bit weights (bitsandbytes nf4)'; '' if they are plain.
     `limit` is how many tokens it has positions for (None: no limit). A layer is a block, counted from 0;
     `attention_layers` are those with softmax attention, in most models all.
 
@@ -75,6 +77,7 @@ class Model:
 
     def _measure(self) -> None:
         calls: list[AttentionCall] = []
+        self.packed = packing_of(self.hf)
         batch = self.sample((6,))
         with self._tapped(calls.append) as watch:
             try:
@@ -83,9 +86,10 @@ class Model:
                 raise
             except Exception as error:  # the modules are the user's, and raise what they like
                 reason = " ".join(str(error).split())[:200].rstrip(".")
+                advice = "; packed ones may do so only with dtype='auto'" if self.packed else ""
                 raise ModelError(
                     f"Reading {self.name}: it failed on a made-up input ({type(error).__name__}: {reason}). identikit "
-                    "runs a model as it is, without autocast: its weights must fit together."
+                    f"runs a model as it is, without autocast: its weights must fit together{advice}."
                 ) from error
         watch.check_vectors(batch.keep, self.hf.config.model_type)
         check_layers_agree(self.name, calls)
@@ -105,7 +109,7 @@ class Model:
     @property
     def device(self) -> torch.device:
         """The device that the model is on."""
-        return device_of(self.hf)
+        return place_of(self.hf)
 
     @property
     def modality(self) -> str:
@@ -140,6 +144,7 @@ class Model:
             settings=json.loads(json.dumps(settings, default=str)),
             versions=package_versions(),
             code=code_hash(type(self.hf)),
+            packed=self.packed,
         )
 
     def check_unchanged(self, since: str | None = None) -> None:
@@ -157,7 +162,7 @@ class Model:
     def projection(self, layer: int) -> Float[Tensor, "head d_v d"]:
         """Return H of Eq. 2 for every head: a copy of its slice of the layer's output projection."""
         (layer,) = self.attending(layer)
-        return families.output_projection(self.family, self.blocks[layer], self.n_heads).clone()
+        return families.output_projection(self.family, self.blocks[layer], self.n_heads, self.dtype).clone()
 
     def value_bias(self, layer: int) -> Float[Tensor, "kv_head d_v"] | None:
         """Return a copy of the bias in the layer's values, or None if there is none."""
@@ -204,7 +209,7 @@ class Model:
     @property
     def vocabulary(self) -> int:
         """How many token ids the model has embeddings for."""
-        return len(self.hf.get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
+        return vocabulary_size(self.hf.get_input_embeddings())
 
     def names(self, texts: list[Any]) -> list[Any]:
         """Return what stands for texts in provenance: they themselves, or a digest of each image or sound."""
@@ -366,7 +371,7 @@ class Model:
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Have the model run as it is written, in evaluation mode, whatever surrounds the call."""
-        with self.alone(), undisturbed(), torch.no_grad(), as_written(self.hf), offloaded_again(self.hf):
+        with self.alone(), undisturbed(), torch.no_grad(), as_written(self.hf), differentiable(self.hf):
             yield
 
     @contextmanager

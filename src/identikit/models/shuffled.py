@@ -8,6 +8,7 @@ import torch
 
 from identikit.errors import ModelError
 from identikit.models import families
+from identikit.models.load.weights import packed
 from identikit.models.model import Model
 
 
@@ -18,10 +19,10 @@ def forgetting(model: Model, depths: Sequence[int], *, seed: int) -> Iterator[Mo
     what follows the last layer stay. Layers that share their weights forget together. The next yield changes the same
     copy, and its fingerprint is still the model's: nothing read from it is handed on.
     """
-    if any(weight.is_meta for weight in model.hf.parameters()):
+    if any(weight.is_meta for weight in model.hf.parameters()) or any(map(packed, model.hf.modules())):
         raise ModelError(
-            f"Shuffling the weights of {model.name}: they are offloaded, and a copy of them is needed in memory. Load "
-            "the model without device_map=, or leave out the test 'randomised'."
+            f"Shuffling the weights of {model.name}: they are offloaded or packed, and a plain copy of them is needed "
+            "in memory. Load the model without device_map=, from plain weights, or leave out the test 'randomised'."
         )
     with model.alone():
         forgetful = copy(model)

@@ -25,6 +25,7 @@ class Provenance:
     - `dtype`, `device`: the model's number format, and where it was computed
     - `settings`: the options of the analysis: tolerances, seed, norm, …
     - `versions`: of identikit and of the packages that it computes with
+    - `packed`: how the weights are packed, such as '4-bit weights (bitsandbytes nf4)'; empty where they are plain
     - `code`: the SHA-256 of the file that has the model's class; empty where there is none, or nobody noted it
     """
 
@@ -39,6 +40,7 @@ class Provenance:
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     code: str = ""
+    packed: str = ""
 
 
 def package_versions() -> dict[str, str]:

@@ -8,6 +8,7 @@ Candidates come in chunks that fit in memory. Of each chunk only the two nearest
 searched exactly and nothing of its size is kept.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +17,7 @@ import torch
 
 from identikit.errors import InputError, ModelError
 from identikit.maths.neighbours import paired_distance
-from identikit.models.load.weights import held
+from identikit.models.load.linear import ROUNDED, embedding_rows, matrices
 from identikit.models.machine import free_bytes, product_rate
 from identikit.models.model import Model, Trace
 from identikit.models.taps.tap import AttentionCall
@@ -87,7 +88,7 @@ class Continuations:
         position.before.update({call.layer: position.keys_before(call) for call in self.calls if call.layer < depth})
         ids = self.batch.ids
         assert ids is not None
-        allowed = _TOLERANCE[self.model.dtype]
+        allowed = max(_TOLERANCE[self.model.dtype], ROUNDED if self.model.packed else 0.0)
         for layer, (hidden,) in enumerate(position.hidden(ids[0, place : place + 1].to(self.model.device))):
             expected = self.trace.hidden[layer][0, place].double()
             off = float((hidden.double() - expected).norm() / expected.norm().clamp(min=1e-30))
@@ -217,7 +218,7 @@ def vocabulary(model: Model) -> Vocabulary:
 
     Rows are compared by a 64-bit hash of their bits: a product with odd random numbers, added up modulo 2^64.
     """
-    weight = held(model.hf.get_input_embeddings(), "weight").detach()
+    weight = embedding_rows(model.hf.get_input_embeddings())
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()]
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**62), 2**62, weight.shape[1:], generator=generator).to(weight.device) * 2 + 1
@@ -269,8 +270,7 @@ def search(
 
 def chunk_size(model: Model, before: int, depth: int) -> int:
     """Return how many candidates to try at once: as many as fit in part of the memory that is free."""
-    block = [parameter for parameter in model.blocks[0].parameters() if parameter.ndim > 1]
-    widest = max(max(parameter.shape[-2:]) for parameter in block)
+    widest = max(max(shape[-2:]) for shape in matrices(model.blocks[0]))
     numbers = (depth + 12) * model.d_model + 4 * widest + 8 * model.n_heads * (before + 1)
     each = numbers * max(4, model.dtype.itemsize)
     room = min(free_bytes(model.device) // 4, _CHUNK_BYTES.get(model.device.type, 1 << 28))
@@ -279,8 +279,7 @@ def chunk_size(model: Model, before: int, depth: int) -> int:
 
 def expected_seconds(model: Model, candidates: int, positions: int, depth: int) -> float:
     """Return about how long a search takes here."""
-    blocks = model.blocks[:depth]
-    weights = sum(parameter.numel() for block in blocks for parameter in block.parameters() if parameter.ndim > 1)
+    weights = sum(math.prod(shape) for block in model.blocks[:depth] for shape in matrices(block))
     operations = 2.0 * 2 * weights * candidates * positions
     if operations < LONG_SECONDS * 1e9:  # any machine does that in time
         return operations / 1e9

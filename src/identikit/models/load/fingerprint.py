@@ -23,7 +23,7 @@ from torch.nn.modules import module as torch_modules
 from torch.utils.module_tracker import ModuleTracker
 from transformers import PreTrainedModel
 
-from identikit.models.load.weights import adapter_state, device_of, held_weights
+from identikit.models.load.weights import adapter_state, held_weights, packing_of, place_of
 from identikit.shapes import Int, Tensor
 
 _ROW = 1 << 18  # how many words are added up to one sum
@@ -62,8 +62,9 @@ def identity_of(model: PreTrainedModel, reader: Any) -> Identity:
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name not in unsaved]
     tensors = sorted([*held_weights(model), *buffers], key=lambda named: named[0])
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
-    digest = hashlib.sha256("\n".join([read, settings, adapter_state(model), *kinds, *shapes]).encode())
-    device = device_of(model)
+    states = [adapter_state(model), *filter(None, [packing_of(model)])]
+    digest = hashlib.sha256("\n".join([read, settings, *states, *kinds, *shapes]).encode())
+    device = place_of(model)
     rows = 1 if device.type == "cpu" else _AT_ONCE
     room = torch.empty(rows, _ROW, dtype=torch.long, device=device)
     digest.update(torch.cat([_sums(tensor.to(device), room) for _, tensor in tensors]).cpu().numpy().tobytes())

@@ -33,7 +33,17 @@ from identikit.models.load.checkpoint import (
     with_adapter,
 )
 from identikit.models.load.known_bad import refuse_known_bad
-from identikit.models.load.weights import PLAIN, check_in_place, gguf_words, how_to_dequantise, unwrapped
+from identikit.models.load.weights import (
+    PLAIN,
+    cast_plain,
+    check_in_place,
+    gguf_words,
+    how_to_dequantise,
+    packed,
+    packed_by,
+    unpacking,
+    unwrapped,
+)
 from identikit.models.machine import Shared
 from identikit.models.model import Model
 from identikit.models.surroundings import bare, undisturbed
@@ -262,17 +272,18 @@ def _read(checkpoint: Checkpoint, recipe: Recipe) -> tuple[PreTrainedModel, Chec
                 f"Loading {checkpoint.source}: it is an adapter, which device_map= cannot be used with. Merge it into "
                 "its base and save that (model.merge_and_unload()), then load the folder."
             )
-        model = _read_weights(base or checkpoint, DTYPES[recipe.dtype], recipe.device_map)
+        model = _read_weights(base or checkpoint, recipe)
     with in_one_line(checkpoint.source):
         if base is not None:
             origin = checkpoint if checkpoint.file("tokenizer_config.json") else base
             model = with_adapter(model, checkpoint)
-        if recipe.device_map is not None:
+        if recipe.device_map is not None or any(map(packed, model.modules())):
             return model, origin
         return model.to(torch.device(recipe.device)), origin  # pyright: ignore[reportArgumentType]
 
 
-def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | str, device_map: object = None) -> PreTrainedModel:
+def _read_weights(checkpoint: Checkpoint, recipe: Recipe) -> PreTrainedModel:
+    dtype = DTYPES[recipe.dtype]
     source = checkpoint.source
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
@@ -283,7 +294,8 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | str, device_map: 
             "run code). Save the model there with model.save_pretrained(folder)."
         )
     config = read_config(checkpoint)
-    dequantising = how_to_dequantise(config, source)
+    dequantising = how_to_dequantise(config)
+    method = "" if dequantising else packed_by(config)
     stored = stored_weights(weight_files(checkpoint, config), source)
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > 100 + len(stored):  # now: to build so many modules may never end
@@ -294,10 +306,14 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | str, device_map: 
     options = checkpoint.options | dequantising
     # Shapes that do not fit are always refused: ignore_mismatched_sizes only makes transformers name them.
     options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    device_map = {"": recipe.device} if recipe.device_map is None and method else recipe.device_map
     options |= {} if device_map is None else {"device_map": device_map}
-    model, report = class_for(config).from_pretrained(source, dtype=dtype, **options)
-    check_read(model, report, stored, source, plain=not dequantising)
-    check_in_place(model, source)
+    with unpacking(method, source):
+        model, report = class_for(config).from_pretrained(source, dtype=dtype, **options)
+    check_read(model, report, stored, source, plain=not (dequantising or method))
+    check_in_place(model, source, method)
+    if method and isinstance(dtype, torch.dtype):
+        cast_plain(model, dtype)
     if device_map is not None:
         return model
     if dtype != "auto":

@@ -1,7 +1,7 @@
-"""What a model's weights are: plain numbers on one device or offloaded by accelerate, quantised or under an adapter.
+"""What a model's weights are: plain numbers or packed, in place or offloaded by accelerate, under an adapter or not.
 
-What transformers itself turns into plain weights is read that way; everything else is refused with a message. A weight
-is never cast without its scale, and never silently missing.
+What transformers itself turns into plain weights is read that way; packed ones are known by what their layers answer
+(`linear.py`). A weight is never cast without its scale, and never silently missing.
 """
 
 import copy
@@ -14,62 +14,118 @@ import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import ModelError
-from identikit.shapes import Float, Tensor
+from identikit.shapes import Tensor
 
 PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_BARE = ("torch.nn.", "transformers.pytorch_utils")  # whose modules read plain weights only
 _DEQUANTISED = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}  # by transformers, without a kernel
 
 
-# Quantised and offloaded weights
+# Packed weights
 
 
-def how_to_dequantise(config: PreTrainedConfig, source: str) -> dict[str, Any]:
-    """Return the arguments with which transformers reads a checkpoint's weights as plain numbers, or refuse them."""
-    text = config.get_text_config()
-    quantised = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
-    if quantised is None:
-        return {}
-    settings = quantised if isinstance(quantised, dict) else quantised.to_dict()
-    method = str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
+def how_to_dequantise(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the arguments with which transformers reads a checkpoint's weights as plain numbers, where it can."""
+    method = _settings(config).get("quant_method")
     if method not in _DEQUANTISED:
-        raise ModelError(
-            f"Loading {source}: its weights are quantised ({method}), and of quantised checkpoints only "
-            f"{' and '.join(_DEQUANTISED)} are read. Name the checkpoint it was made from, or save a plain copy with "
-            "transformers: model.dequantize().save_pretrained(folder)."
-        )
+        return {}
     return {"quantization_config": getattr(transformers, _DEQUANTISED[method])(dequantize=True)}
 
 
-def check_in_place(model: PreTrainedModel, name: str) -> None:
-    """Refuse a model whose weights are not there, not plain numbers, or not all on one device."""
-    devices: dict[torch.device, str] = {}
-    method = getattr(model, "quantization_method", None)
-    by = f" by {getattr(method, 'value', method)}" if method else ""
-    advice = "and identikit reads plain weights. Load the checkpoint it was made from, or call model.dequantize() first"
-    for key, weight in model.named_parameters():
-        if weight.is_meta:
-            weight = held(*_owner(model, key))
-        if weight.is_meta or ("base_layer" in key and model.get_parameter(key).is_meta):
-            raise ModelError(
-                f"Loading {name}: the weight {key!r} is not in memory (it is on the meta device), and no hook of "
-                "accelerate on its own module brings it in plain. Load the whole model on one device, or offload it "
-                "without preload_module_classes and adapters."
-            )
-        if weight.dtype not in PLAIN:
-            kind = str(weight.dtype).removeprefix("torch.")
-            raise ModelError(f"Loading {name}: the weight {key!r} is quantised{by} ({kind}), {advice}.")
-        devices.setdefault(weight.device, key)
-    if getattr(model, "is_quantized", False):
-        raise ModelError(f"Loading {name}: its weights are quantised{by} (packed), {advice}.")
-    if len(devices) > 1:
-        places = ", ".join(f"{device} ({key!r})" for device, key in devices.items())
+def packed_by(config: PreTrainedConfig) -> str:
+    """Return what a configuration says its weights are packed by, such as 'bitsandbytes'; '' if they are not."""
+    return _settings(config).get("quant_method", "")
+
+
+def _settings(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return what a configuration says of packed weights, the method by its name; {} if nothing."""
+    text = config.get_text_config()
+    given = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+    if given is None:
+        return {}
+    settings = given if isinstance(given, dict) else given.to_dict()
+    method = settings.get("quant_method")
+    return settings | {"quant_method": str(getattr(method, "value", method))}
+
+
+def packed(module: nn.Module) -> bool:
+    """Tell whether a module's own weights are codes and scales, which only it can read."""
+    own = module._parameters.values()
+    if any(weight is not None and not _plain(weight) for weight in own):
+        return True
+    codes = (buffer for buffer in module._buffers.values() if buffer is not None)
+    return hasattr(module, "in_features") and any(not code.is_floating_point() for code in codes)
+
+
+def _plain(weight: Tensor) -> bool:
+    return weight.dtype in PLAIN and type(weight.data) is Tensor
+
+
+@contextmanager
+def unpacking(method: str, source: str) -> Iterator[None]:
+    """Say in a line that a package is missing, or that there is none, for weights that are packed by a method."""
+    try:
+        yield
+    except (ImportError, ValueError) as error:
+        if not method:
+            raise
+        reason = " ".join(str(error).split())[:200].rstrip(".")
         raise ModelError(
-            f"Loading {name}: its weights are spread over {len(devices)} devices: {places}, …. identikit reads a model "
-            "on one device. Load it there: device_map={'': 0}, in bfloat16 if it does not fit."
+            f"Loading {source}: its weights are packed ({method}), and transformers cannot read them here ({reason}). "
+            "Install the package that it names (and accelerate), or load the checkpoint it was made from."
+        ) from error
+
+
+def cast_plain(model: nn.Module, dtype: torch.dtype) -> None:
+    """Convert what is plain in a model with packed weights; transformers leaves some of it as it was saved."""
+    for module in model.modules():
+        if not packed(module):
+            module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x, recurse=False)
+
+
+def packing_of(model: PreTrainedModel) -> str:
+    """Return how a model's weights are packed, such as '4-bit weights (bitsandbytes nf4)'; '' if they are plain."""
+    kinds = sorted({type(module).__name__ for module in model.modules() if packed(module)})
+    if not kinds:
+        return ""
+    settings = _settings(model.config)
+    if not settings:
+        return f"packed weights ({', '.join(kinds)})"
+    bits = settings.get("bits") or next((n for n in (4, 8) if settings.get(f"load_in_{n}bit")), None)
+    kind = settings.get("quant_type") or (bits == 4 and settings.get("bnb_4bit_quant_type")) or ""
+    kind = kind if isinstance(kind, str) else type(kind).__name__
+    if isinstance(settings.get("quant_type"), dict):  # torchao's own, such as Int8WeightOnlyConfig
+        kind = settings["quant_type"].get("default", {}).get("_type", "")
+    by = " ".join(filter(None, (settings["quant_method"], kind)))
+    if bits == 4 and "bnb_4bit_compute_dtype" in settings:
+        by += f", computed in {str(settings['bnb_4bit_compute_dtype']).removeprefix('torch.')}"
+    return f"{f'{bits}-bit' if bits else 'packed'} weights ({by})"
+
+
+def check_in_place(model: PreTrainedModel, name: str, method: str = "") -> None:
+    """Refuse a model whose weights are not there, are codes without a layer that reads them, or not packed as said."""
+    if method and not any(map(packed, model.modules())):
+        raise ModelError(
+            f"Loading {name}: its config.json says that its weights are packed ({method}), and transformers reads none "
+            "of them so. Repair config.json, or install a transformers that knows this."
         )
+    for path, module in model.named_modules():
+        own = module._parameters.items()
+        for key, weight in ((f"{path}.{key}".lstrip("."), weight) for key, weight in own if weight is not None):
+            if weight.is_meta and (held(*_owner(model, key)).is_meta or "base_layer" in key or packed(module)):
+                raise ModelError(
+                    f"Loading {name}: the weight {key!r} is not in memory (it is on the meta device), and no hook of "
+                    "accelerate on its own module brings it in plain. Load the whole model on one device, or offload "
+                    "it without preload_module_classes and adapters."
+                )
+            if not _plain(weight) and type(weight.data) is Tensor and type(module).__module__.startswith(_BARE):
+                kind = str(weight.dtype).removeprefix("torch.")
+                raise ModelError(
+                    f"Loading {name}: the weight {key!r} is quantised ({kind}), and {type(module).__name__} has no "
+                    "scale to read it with. Load the checkpoint it was made from."
+                )
 
 
 # Offloaded by accelerate
@@ -98,9 +154,28 @@ def held_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     seen = set()
     for name, weight in model.named_parameters():
         shared = tied.get(name, name)
+        owner, last = _owner(model, name)
+        if packed(owner):
+            continue
         if not weight.is_meta or shared not in seen:
-            yield name, held(*_owner(model, name))
+            yield name, held(owner, last)
         seen.add(shared)
+    for path, module in model.named_modules():
+        if packed(module):
+            # The scales are in it, wherever a package keeps them. Of a copy: bitsandbytes (0.50) changes what it saves.
+            for name, tensor in copy.deepcopy(module).state_dict().items():
+                if isinstance(tensor, Tensor):
+                    yield from _parts(f"{path}.{name}", tensor)
+
+
+def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the plain tensors that a tensor of a kind of its own is made of."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield name, tensor.detach()
+        return
+    names, about = tensor.__tensor_flatten__()  # pyright: ignore[reportAttributeAccessIssue]
+    for part in names:
+        yield from _parts(f"{name}.{part} {about}", getattr(tensor, part))
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -108,13 +183,13 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     return model.get_submodule(path), last
 
 
-def device_of(model: PreTrainedModel) -> torch.device:
-    """Return the device that a model computes on, also while its weights are offloaded."""
-    for module in model.modules():
-        for weight in module.parameters(recurse=False):
-            hooks = offloading(module) if weight.is_meta else []
+def place_of(module: nn.Module) -> torch.device:
+    """Return the device that a module begins to compute on, also while its weights are offloaded."""
+    for each in module.modules():
+        for weight in (*each.parameters(recurse=False), *each.buffers(recurse=False)):
+            hooks = offloading(each) if weight.is_meta else []
             return torch.device(hooks[0].execution_device) if hooks else weight.device
-    return model.device
+    return torch.device("cpu")
 
 
 @contextmanager
@@ -153,7 +228,11 @@ def gguf_words(file: Path) -> str:
 def broken_weight(model: nn.Module) -> str | None:
     """Return the name of the first weight that holds NaN or infinity; None: all are finite."""
     for name, weight in held_weights(model):
-        if weight.numel() and not torch.stack(torch.aminmax(weight.detach())).isfinite().all():  # NaN is in both
+        if (
+            weight.numel()
+            and weight.dtype in PLAIN
+            and not torch.stack(torch.aminmax(weight.detach())).isfinite().all()
+        ):  # NaN is in both
             return name
     return None
 
@@ -187,41 +266,13 @@ def adapter_state(model: nn.Module) -> str:
     """Return which adapters act on which layers, to tell two states of the same weights apart; '' if none do."""
     lines = []
     for name, layer in model.named_modules():
-        if _adapted(layer):
+        if adapted(layer):
             merged = sorted(getattr(layer, "merged_adapters", ()))
             active = sorted(getattr(layer, "active_adapters", ()))
             lines.append(f"{name} {merged} {active} {getattr(layer, 'disable_adapters', False)}")
     return "\n".join(lines)
 
 
-def _adapted(layer: object) -> bool:
+def adapted(layer: object) -> bool:
+    """Tell whether a layer is under an adapter."""
     return isinstance(layer, nn.Module) and hasattr(layer, "base_layer")
-
-
-# Linear layers
-
-
-def linear_weight(layer: Any) -> Float[Tensor, "in out"]:
-    """Return W of what a linear layer computes, x·W + b; under an adapter such as LoRA, W + B·A with its scale."""
-    if not _adapted(layer):
-        weight = held(layer, "weight").detach()
-        return weight if isinstance(layer, Conv1D) else weight.T  # GPT-2 stores (in, out), linear layers (out, in)
-    unit = torch.eye(layer.in_features + 1, layer.in_features).roll(1, 0)  # zero first, then the unit vectors
-    made = _computed(layer, unit)
-    return (made[1:] - made[0]).to(layer.weight.dtype)
-
-
-def linear_bias(layer: Any) -> Float[Tensor, "out"] | None:
-    """Return b of what a linear layer computes, x·W + b; None if it has none."""
-    bias = getattr(layer, "bias", None)
-    if not _adapted(layer):
-        return None if bias is None else held(layer, "bias").detach()
-    made = _computed(layer, torch.zeros(1, layer.in_features))[0]
-    return made.to(layer.weight.dtype) if bias is not None or made.any() else None
-
-
-def _computed(layer: Any, x: Float[Tensor, "n in"]) -> Float[Tensor, "n out"]:
-    """Run a layer and its adapters, whatever they are, on a copy in float64, past any hooks on it."""
-    twin = copy.deepcopy(layer).double().eval()
-    with torch.no_grad():
-        return type(twin).forward(twin, x.double().to(layer.weight.device))

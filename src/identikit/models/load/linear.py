@@ -1,0 +1,170 @@
+"""What a linear layer computes, x·W + b: read from its weight where that is plain, from its answers where it is not.
+
+A packed layer (bitsandbytes, torchao, GPTQ, AWQ, …) has codes and scales in the place of a weight, each package in a
+way of its own. All of them answer. So W is the answer to unit vectors, less the answer to zero, in the number format
+that the model computes in; and since many of them give a wrong derivative, or silently none, their derivative is W's.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from identikit.errors import ModelError
+from identikit.models.load.weights import adapted, held, offloaded_again, packed, place_of
+from identikit.models.taps.tap import put
+from identikit.shapes import Float, Tensor
+
+ROUNDED = 0.05
+"""How far a packed layer's answer may be from x·W + b, of the largest entry: some round what they take to 8 bits."""
+_AT_ONCE = 1024  # unit vectors
+
+
+def linear_weight(layer: Any, dtype: torch.dtype) -> Float[Tensor, "in out"]:
+    """Return W of what a linear layer computes, x·W + b; under an adapter such as LoRA, W + B·A with its scale.
+
+    A packed layer is asked in the dtype that the model computes in.
+    """
+    if any(map(packed, layer.modules())):
+        return _answers(layer, layer, dtype)
+    if not adapted(layer):
+        weight = held(layer, "weight").detach()
+        return weight if isinstance(layer, Conv1D) else weight.T  # GPT-2 stores (in, out), linear layers (out, in)
+    unit = torch.eye(layer.in_features + 1, layer.in_features).roll(1, 0)  # zero first, then the unit vectors
+    made = _computed(layer, unit)
+    return (made[1:] - made[0]).to(layer.weight.dtype)
+
+
+def linear_size(layer: Any) -> tuple[int, int]:
+    """Return how many numbers a linear layer takes, and how many it makes."""
+    if hasattr(layer, "in_features"):
+        return layer.in_features, layer.out_features
+    taken, made = linear_weight(layer, layer.weight.dtype).shape
+    return taken, made
+
+
+def matrices(module: nn.Module) -> list[tuple[int, ...]]:
+    """Return the shapes of a module's matrices, packed or not."""
+    linear = [layer for layer in module.modules() if packed(layer) and hasattr(layer, "in_features")]
+    within = {id(weight) for layer in linear for weight in layer.parameters()}
+    plain = [weight for weight in module.parameters() if weight.ndim > 1 and id(weight) not in within]
+    return [*map(linear_size, linear), *(tuple(weight.shape) for weight in plain)]
+
+
+def linear_bias(layer: Any) -> Float[Tensor, "out"] | None:
+    """Return b of what a linear layer computes, x·W + b; None if it has none."""
+    bias = getattr(layer, "bias", None)
+    if not adapted(layer) or any(map(packed, layer.modules())):
+        return None if bias is None else held(layer, "bias").detach()
+    made = _computed(layer, torch.zeros(1, layer.in_features))[0]
+    return made.to(layer.weight.dtype) if bias is not None or made.any() else None
+
+
+def vocabulary_size(embedding: Any) -> int:
+    """Return how many ids an embedding has vectors for, packed or not."""
+    return embedding.num_embeddings if packed(embedding) else len(embedding.weight)
+
+
+def embedding_rows(layer: Any) -> Float[Tensor, "id d"]:
+    """Return the vectors of an embedding's ids, those that it answers with where they are packed."""
+    if not packed(layer):
+        return held(layer, "weight").detach()
+    with torch.no_grad():
+        return torch.cat([layer(ids) for ids in torch.arange(layer.num_embeddings).to(place_of(layer)).split(_AT_ONCE)])
+
+
+def _computed(layer: Any, x: Float[Tensor, "n in"]) -> Float[Tensor, "n out"]:
+    """Run a layer and its adapters, whatever they are, on a copy in float64, past any hooks on it."""
+    twin = copy.deepcopy(layer).double().eval()
+    with torch.no_grad():
+        return type(twin).forward(twin, x.double().to(layer.weight.device))
+
+
+@torch.no_grad()
+def _answers(layer: Any, run: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Float[Tensor, "in out"]:
+    """Return what a layer answers to unit vectors, less its answer to zero."""
+    like = {"dtype": dtype, "device": place_of(layer)}
+    zero = run(torch.zeros(1, layer.in_features, **like))
+    units = torch.eye(layer.in_features, **like).split(_AT_ONCE)
+    return torch.cat([run(some) - zero for some in units])
+
+
+# Derivatives
+
+
+@contextmanager
+def differentiable(model: nn.Module) -> Iterator[None]:
+    """Have packed layers go into derivatives as the linear maps that they are, and so for hooks of accelerate.
+
+    What the layers answer stays as it is.
+    """
+    with offloaded_again(model), ExitStack() as stack:
+        for name, layer in model.named_modules():
+            if packed(layer) and not hasattr(layer, "num_embeddings"):
+                put(stack, layer, "forward", _with_derivative(layer, name))
+        yield
+
+
+def _with_derivative(layer: Any, name: str) -> Callable[..., Tensor]:
+    answer = layer.forward
+    linear = hasattr(layer, "in_features")
+
+    def forward(*args: Any, **kwargs: Any) -> Tensor:
+        inside: Any = torch._C
+        if not inside._functorch.peek_interpreter_stack() and not torch.is_grad_enabled():
+            return answer(*args, **kwargs)
+        if not linear or len(args) != 1 or kwargs:
+            raise ModelError(
+                f"Differentiating the model: {name!r} ({type(layer).__name__}) is packed and is no linear layer, so it "
+                "has no derivative here. What needs none, such as attention and its intervals, can be read; for the "
+                "rest load a checkpoint with plain weights."
+            )
+        return _Linear.apply(args[0], layer, answer, name)[0]
+
+    return forward
+
+
+class _Linear(torch.autograd.Function):
+    """A packed layer whose derivative is that of x·W + b, with W from its answers."""
+
+    @staticmethod
+    def forward(x: Tensor, layer: Any, answer: Callable[[Tensor], Tensor], name: str) -> tuple[Tensor, Tensor]:
+        """Return the layer's own answer, and W."""
+        made = answer(x)
+        weight = _answers(layer, answer, x.dtype)
+        off = made - x @ weight
+        off = (off if layer.bias is None else off - held(layer, "bias").to(off.dtype)).abs().max()
+        if off > ROUNDED * made.abs().max():
+            raise ModelError(
+                f"Differentiating the model: the packed layer {name!r} ({type(layer).__name__}) is not linear; it is "
+                f"off by {off / made.abs().max():.0e} of its largest answer. Load a checkpoint with plain weights."
+            )
+        return made, weight
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep W for both directions."""
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+        ctx.save_for_forward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor, None, None, None]:
+        """Pull a derivative back through W."""
+        return given[0] @ ctx.saved_tensors[0].mT, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *given: Any) -> tuple[Tensor, None]:
+        """Push a tangent through W."""
+        return given[0] @ ctx.saved_tensors[0], None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        """Take many inputs as more rows of one."""
+        if in_dims[0] is None:
+            return _Linear.apply(*args), (None, None)
+        return _Linear.apply(args[0].movedim(in_dims[0], 0), *args[1:]), (0, None)
