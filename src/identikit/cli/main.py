@@ -11,6 +11,7 @@ from identikit.cli import option
 from identikit.cli.datasets import COMMANDS, count
 from identikit.cli.endings import OPTIONS, own_words
 from identikit.cli.runs import diff, merge, push, resume, status, verify
+from identikit.maths.polytope.ahead import compile_ahead
 
 
 class _Commands(TyperGroup):
@@ -93,17 +94,18 @@ def explain(
     as_json: option.Json = False,
 ) -> None:
     """Explain a text: which attention the output determines, which token is which, where it came from."""
-    from identikit import explain as explained
-    from identikit.cli.terminal import console, print_json, step_progress
-    from identikit.explanation.words import verdict
-    from identikit.web.report import checked_target, save_report
-
     if pair is not None and text is None:
         raise identikit.InputError("--pair needs a first text: identikit explain TEXT --pair TEXT.")
     if chat and (text is None or pair is not None):
         raise identikit.InputError("--chat needs one text, and no --pair: identikit explain TEXT --chat.")
     if against is not None and target is None:
         raise identikit.InputError("--against needs --target: identikit explain TEXT --target TOKEN --against TOKEN.")
+    compile_ahead()
+    from identikit import explain as explained
+    from identikit.cli.terminal import console, print_json, step_progress
+    from identikit.explanation.words import verdict
+    from identikit.web.report import checked_target, save_report
+
     wanted = tuple(None if given is None else count(given) for given in (target, against))
     if page is not None:
         checked_target(page)

@@ -28,6 +28,7 @@ from identikit.explanation.output import output_facts
 from identikit.explanation.readings import check_target, checked_names, read_measures
 from identikit.explanation.result import NEAR, Explanation
 from identikit.maths.mixing import by_offset
+from identikit.maths.polytope.ahead import is_compiling
 from identikit.maths.threads import calm
 from identikit.models.machine import duration
 from identikit.models.model import Model, checked_model
@@ -110,10 +111,12 @@ def explain(
     attribution, earlier = _asked(reading, probes, limit)
     if names:
         earlier = earlier.earlier(earlier.left() / 2)  # half of what rows would take
+    told = progress if probes is not None else _until(limit, progress)
+    if is_compiling():  # what bounds rows: another process needs some seconds yet
+        attribution = _attributed(reading, attribution, told)
     arrays, facts, bounded = attention_facts(attention, earlier, progress)
     facts["output_change"] = None if change is None else change._asdict()
-    if isinstance(attribution, Request):
-        attribution = _attributed(reading, attribution, progress if probes is not None else _until(limit, progress))
+    attribution = _attributed(reading, attribution, told)
     found, facts["readings"] = read_measures(attention, names, target, limit, progress)
     explained = _explanation(reading, (attention, identity, attribution), arrays, facts | output, bounded)
     return replace(explained, readings=found)
@@ -198,7 +201,12 @@ def _until(limit: Limit, progress: Progress) -> Progress:
     return report
 
 
-def _attributed(reading: Reading, options: Request, progress: Progress) -> TokenAttribution | Unavailable:
+def _attributed(
+    reading: Reading, options: Request | TokenAttribution | Unavailable, progress: Progress
+) -> TokenAttribution | Unavailable:
+    """Attribute what was asked for; return anything else as it is."""
+    if not isinstance(options, Request):
+        return options
     try:
         return attribute([reading], options, progress=progress)[0]
     except _Late:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from identikit.maths.polytope.ahead import compiled
 from identikit.maths.polytope.bounds import Proposed, Wanted, strongest_keys
 from identikit.maths.polytope.rows import Rows
 from identikit.maths.polytope.simplex_state import RowTask
@@ -26,6 +27,7 @@ def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = F
 
     Without `both`, only the greatest of each objective is found.
     """
+    compiled()
     from identikit.maths.polytope.simplex import solve
 
     device = rows.attention.device
