@@ -65,7 +65,7 @@ def shown(cell: Any) -> dict[str, str]:
 def check_pictures(cells: list[Any]) -> None:
     """Each cell shows something, and those that are tagged so a picture."""
     pictures = [cell for cell in cells if "picture" in cell.metadata.get("tags", [])]
-    assert all(cell.outputs for cell in cells)
+    assert all(cell.outputs for cell in cells if "install" not in cell.metadata.get("tags", []))
     assert len(pictures) == 5 and all("image/png" in shown(cell) for cell in pictures)
 
 
