@@ -137,5 +137,5 @@ def _captured(
         Axis("query", positions, reading.tokens),
         Axis("key", positions, reading.tokens),
     )
-    about = reading.about | {"d_value": reading.model.d_value, "causal": reading.model.causal}
+    about = reading.about | {"d_value": reading.model.d_value, "causal": reading.causal}
     return EffectiveAttention(axes, captured, provenance, about)

@@ -173,7 +173,7 @@ def _attributed(reading: Reading, options: Request, measured: Tensor, engine: st
         "norm": options.norm,
         "probes": None if options.exact else options.probes,
         "engine": engine,
-        "causal": model.causal,
+        "causal": reading.causal,
         "underflow": _underflow(measured, reading, options),
         "cls": _position(reading, "cls"),
         "separator": _position(reading, "sep"),

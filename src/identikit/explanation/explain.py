@@ -246,7 +246,7 @@ def _explanation(
         "n_layers": model.n_layers,
         "n_heads": model.n_heads,
         "d_value": model.d_value,
-        "causal": model.causal,
+        "causal": reading.causal,
         "pearson_overall": known_numbers([float(attention.pearson())])[0],
         "largest_residual": float(attention.residual.max()),
         "largest_row_residual": float(attention.row_residual.max()),

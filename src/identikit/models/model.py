@@ -24,6 +24,7 @@ from identikit.results.provenance import Provenance, code_hash, package_versions
 from identikit.shapes import Float, Tensor
 from identikit.texts.encoding import encode, room_for
 from identikit.texts.features import FeatureSource, encode_features
+from identikit.texts.pictures import ImageReader, PictureSource
 from identikit.texts.text import Encoded, Text, TokenBatch, batches, collate
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class Model:
     `attention_layers` are those with softmax attention, in most models all.
 
     `hf` is the transformers model that is read, `blocks` are its modules for the layers, and `returned` says how many
-    things each of these returns in a tuple (0: its vectors alone). `tokenizer` is what reads for it. `name` and
+    things each of these returns in a tuple (0: its vectors alone). `tokenizer` is what reads for it, and `images` what
+    reads the images in its texts (None: it reads none). `name` and
     `revision` are what it was loaded under, and `recipe` says how (None: it was in memory). `family` is its row in the
     table of architectures, and `proof` how it was proved that it is read correctly.
 
@@ -52,10 +54,21 @@ class Model:
 
     recipe: "Recipe | None" = None
 
-    def __init__(self, hf: PreTrainedModel, tokenizer: Any, *, name: str, revision: str | None = None):
+    def __init__(
+        self,
+        hf: PreTrainedModel,
+        tokenizer: Any,
+        *,
+        name: str,
+        revision: str | None = None,
+        images: ImageReader | None = None,
+    ):
         self.family = families.family_of(hf)
         self.hf = hf = families.stack_of(self.family, hf)
         self.tokenizer = tokenizer
+        self.images: PictureSource | None = None
+        if self.family.images is not None:
+            self.images = PictureSource(self.family.images, hf.config, tokenizer, images or ImageReader())
         self.name = name
         self.revision = revision
         self.limit = self.family.limit(hf.config)
@@ -66,6 +79,7 @@ class Model:
             self._accepted.add("use_cache")
         self._first = families.find_all(hf.base_model, self.family.blocks)[0]
         self.proof: tuple[Makeup, Callable[[Model], int]] | None = None  # its makeup when it was proved, and how
+        self.proof_with_images: object = None  # the proof that held when it was also proved on a text with images
         with self.alone():
             self._measure()
 
@@ -190,15 +204,17 @@ class Model:
         """Return a text (a string, a pair, or token ids), or a list of texts, as tokens.
 
         A text of more tokens than the model has positions for, or than `max_tokens`, is an error; with `truncate` it is
-        cut there. In the place of texts, a model of images takes PIL images or their paths, and a model of sounds the
+        cut there. Where the model reads `images`, a text may be (image, question), or messages with images. In the place of texts, a model of images takes PIL images or their paths, and a model of sounds the
         paths of sound files or arrays of samples; with `features=False` only the names of their tokens are kept.
         """
         if self.family.features is not None:
             source = FeatureSource(self.family.features, self.tokenizer, self.hf.main_input_name, self.hf.config)
             return encode_features(source, texts, room_for(self.limit, max_tokens, truncate), keep=features)
-        encoded = encode(self.tokenizer, texts, limit=self.limit, max_tokens=max_tokens, truncate=truncate)
+        encoded = encode(
+            self.tokenizer, texts, limit=self.limit, max_tokens=max_tokens, truncate=truncate, images=self.images
+        )
         for text in encoded:
-            highest = max(text.ids)
+            highest = max(text.ids) if text.images is None else 0  # an image token need not be in the vocabulary
             if highest >= self.vocabulary:
                 raise InputError(
                     f"Reading a text: its token {text.tokens[text.ids.index(highest)]!r} has the id {highest}, and "
@@ -213,8 +229,11 @@ class Model:
 
     def names(self, texts: list[Any]) -> list[Any]:
         """Return what stands for texts in provenance: they themselves, or a digest of each image or sound."""
-        if self.modality == "text":
+        if self.modality == "text" and self.images is None:
             return texts
+        if self.images is not None:
+            holds = self.images.holds
+            return [str(self.encode(text)[0].text) if holds(text) else text for text in texts]
         return [encoded.text for encoded in self.encode(texts, truncate=True, features=False)]
 
     def batches(self, encoded: list[Encoded], *, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
@@ -357,6 +376,11 @@ class Model:
             arguments["token_type_ids"] = batch.segments
         if self.family.positions:  # without the mask they would mean packed sequences
             arguments["position_ids"] = (batch.keep.long().cumsum(-1) - 1).clamp(min=0)
+        if batch.images is not None:  # nothing is padded, and positions of images may have rows and columns
+            arguments.pop("position_ids", None)
+            for name, tensor in batch.images.arguments.items():
+                floating = self.hf.dtype if tensor.is_floating_point() else tensor.dtype
+                arguments[name] = tensor.to(self.device, floating)
         return arguments | {name: False for name in ("use_cache", "use_mems") if name in self._accepted}
 
     @contextmanager

@@ -9,11 +9,11 @@ import torch
 
 from identikit.errors import InputError, ModelError
 from identikit.maths.visible import Visible, visible_from_mask, visible_window
-from identikit.models.load.check import TOLERANCE
+from identikit.models.load.check import TOLERANCE, prove_with_images
 from identikit.models.model import Model, Split, Trace
 from identikit.models.taps.tap import AttentionCall, RowMask, Visitor
 from identikit.shapes import Tensor
-from identikit.texts.text import Text, TokenBatch, collate, text_alone
+from identikit.texts.text import Encoded, Text, TokenBatch, collate, text_alone
 
 
 class Change(NamedTuple):
@@ -109,7 +109,15 @@ class Reading:
     def about(self) -> dict[str, Any]:
         """What every Result of a text keeps of it."""
         words = [list(span) for span in self.batch.words[0]]
-        return {"tokens": list(self.tokens), "special": self.batch.special[0].tolist(), "words": words}
+        about = {"tokens": list(self.tokens), "special": self.batch.special[0].tolist(), "words": words}
+        return about if self.batch.images is None else about | {"images": list(self.batch.images.about)}
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one; in some causal models the tokens of an image see one another."""
+        if self.batch.images is None or self.model.images is None:
+            return self.model.causal
+        return self.model.causal and not self.model.images.kind.bidirectional
 
     @contextmanager
     def split(self) -> Iterator[Split]:
@@ -133,7 +141,7 @@ def readings(
     model: Model, text: object, *, layers: Collection[int], truncate: bool = False, max_tokens: int | None = None
 ) -> list[Reading]:
     """Run texts (or images, or sounds) through the model, each once, and keep some layers' attention; in order."""
-    encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
+    encoded = _encoded(model, text, truncate=truncate, max_tokens=max_tokens)
     by_index: dict[int, Reading] = {}
     for batch in model.batches(encoded):
         trace, calls, visible = _captured(model, batch, layers)
@@ -146,8 +154,18 @@ def readings(
 
 def unread(model: Model, text: object, *, truncate: bool = False, max_tokens: int | None = None) -> list[Reading]:
     """Return each text (or image, or sound) in a batch of its own, which needs no padding, before the model has run."""
-    encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
+    encoded = _encoded(model, text, truncate=truncate, max_tokens=max_tokens)
     return [Reading(model, collate([each], pad_id=model.pad_id), each.text, {}, {}, None, truncate) for each in encoded]
+
+
+def _encoded(model: Model, text: object, **options: Any) -> list[Encoded]:
+    """Return texts as tokens; the first with images in it proves that the model is read correctly with them, too."""
+    encoded = model.encode(text, **options)
+    pictured = next((each for each in encoded if each.images is not None), None)
+    if pictured is not None and (model.proof is None or model.proof_with_images is not model.proof):
+        prove_with_images(model, collate([pictured], pad_id=model.pad_id))
+        model.proof_with_images = model.proof
+    return encoded
 
 
 def _captured(

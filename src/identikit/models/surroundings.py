@@ -28,6 +28,7 @@ from identikit.models.machine import products
 from identikit.models.taps.tap import put, restored
 
 Makeup = tuple[object, ...]
+_KEPT = "rope_deltas"  # what a model keeps of the last image that it read, for the next run
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -139,6 +140,8 @@ def as_written(model: PreTrainedModel) -> Iterator[None]:
             if module._compiled_call_impl is not None:
                 put(stack, module, "_compiled_call_impl", None)
             put(stack, module, "training", False)
+            if _KEPT in vars(module):
+                put(stack, module, _KEPT, None)
             for name in ("_backward_hooks", "_backward_pre_hooks"):
                 if getattr(module, name):  # derivatives cannot have them
                     put(stack, module, name, OrderedDict())

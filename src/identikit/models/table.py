@@ -13,9 +13,11 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from identikit.models.taps import own
-from identikit.models.taps.tap import switched
+from identikit.models.taps.tap import switched, switched_inside
 from identikit.shapes import Tensor
+from identikit.texts import layouts
 from identikit.texts.features import Images, Sounds
+from identikit.texts.pictures import ImagesInText
 
 Limit = Callable[[PreTrainedConfig], int | None]
 Refusal = Callable[[PreTrainedConfig], str | None]
@@ -54,6 +56,7 @@ class Family:
     - `stack`: the part that is read, from the base model, such as the encoder of two stacks; None: the whole model
     - `model_class`: the transformers class to load; None: the one that the checkpoint names
     - `features`: how it reads images or sounds; None: it reads texts
+    - `images`: how it reads images inside a text; None: it reads none there
     - `refusal`: why a model with this configuration cannot be read; None: it can
     - `name`, `checkpoints`: what people call it, and hub ids that people know
     """
@@ -75,6 +78,7 @@ class Family:
     stack: str | None = None
     model_class: str | None = None
     features: Images | Sounds | None = None
+    images: ImagesInText | None = None
     refusal: Refusal = nothing
     name: str = ""
     checkpoints: tuple[str, ...] = ()
@@ -125,6 +129,9 @@ _BERT = Family("encoder.layer.*", "attention.output.dense", "attention.self.valu
 _ROBERTA = replace(_BERT, limit=_after_padding)
 _LLAMA = Family("layers.*", "self_attn.o_proj", "self_attn.v_proj", positions=True, causal=True)
 _INSIDE = replace(_LLAMA, blocks="language_model.layers.*")  # the text model of a model that also reads images
+_PICTURED = replace(_INSIDE, tap=switched_inside)  # whose tap leaves the part that reads the images alone
+_QWEN_VL = replace(_PICTURED, images=layouts.QWEN)
+_IDEFICS3 = replace(_PICTURED, blocks="text_model.layers.*", images=layouts.IDEFICS3)
 _GPT2 = Family("h.*", "attn.c_proj", "attn.c_attn", positions=True, causal=True)
 _HYBRID = replace(_LLAMA, instead="linear_attn", splits=False, tap=own.gated)
 _MAMBA = replace(_LLAMA, instead="mamba", splits=False)
@@ -177,7 +184,7 @@ FAMILIES: dict[str, Family] = {
     "falcon_h1": replace(_LLAMA, splits=False).called("Falcon-H1", "tiiuae/Falcon-H1-0.5B-Base"),
     "gemma": _LLAMA.called("Gemma", "google/gemma-2b", "google/gemma-7b"),
     "gemma2": _LLAMA.called("Gemma 2", "google/gemma-2-2b", "google/gemma-2-9b-it"),
-    "gemma3": _INSIDE.called("Gemma 3, multimodal (its text model)", "google/gemma-3-4b-it"),
+    "gemma3": replace(_PICTURED, images=layouts.GEMMA3).called("Gemma 3, multimodal", "google/gemma-3-4b-it"),
     "gemma3_text": _LLAMA.called("Gemma 3, text", "google/gemma-3-270m", "google/gemma-3-1b-it"),
     "glm": _LLAMA.called("GLM-4 (2024)", "zai-org/glm-4-9b-chat-hf"),
     "glm4": _LLAMA.called("GLM-4 (2025)", "zai-org/GLM-4-9B-0414"),
@@ -197,6 +204,8 @@ FAMILIES: dict[str, Family] = {
     "granitemoeshared": _LLAMA.called("Granite MoE, shared expert", "ibm-research/moe-7b-1b-active-shared-experts"),
     "helium": _LLAMA.called("Helium", "kyutai/helium-1-preview-2b"),
     "hunyuan_v1_dense": _LLAMA.called("Hunyuan", "tencent/Hunyuan-7B-Instruct"),
+    "idefics3": _IDEFICS3.called("Idefics3", "HuggingFaceM4/Idefics3-8B-Llama3"),
+    "internvl": replace(_PICTURED, images=layouts.INTERNVL).called("InternVL 3", "OpenGVLab/InternVL3-1B-hf"),
     "jamba": replace(_MAMBA, positions=False, limit=nothing).called("Jamba", "ai21labs/Jamba-v0.1"),
     "lfm2": replace(_MAMBA, output="self_attn.out_proj", instead="conv").called(
         "LFM2", "LiquidAI/LFM2-350M", "LiquidAI/LFM2-1.2B"
@@ -209,7 +218,7 @@ FAMILIES: dict[str, Family] = {
         "Llama 4 (its text model)", "meta-llama/Llama-4-Scout-17B-16E"
     ),
     "llama4_text": replace(_LLAMA, blocks="model.layers.*", positions=False, by_place=True).called("Llama 4, text"),
-    "llava": _INSIDE.called("LLaVA (its text model)", "llava-hf/llava-1.5-7b-hf"),
+    "llava": replace(_PICTURED, images=layouts.LLAVA).called("LLaVA", "llava-hf/llava-1.5-7b-hf"),
     "m2m_100": replace(_BART, embedding=None).called("NLLB, M2M100 (encoder)", "facebook/nllb-200-distilled-600M"),
     "marian": replace(_BART, embedding=None).called("Marian (encoder)", "Helsinki-NLP/opus-mt-en-de"),
     "mbart": _BART.called("mBART (encoder)", "facebook/mbart-large-50-many-to-many-mmt"),
@@ -243,9 +252,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "phimoe": _LLAMA.called("Phi-3.5 MoE", "microsoft/Phi-3.5-MoE-instruct"),
     "qwen2": _LLAMA.called("Qwen 2, Qwen 2.5", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B-Instruct"),
-    "qwen2_5_vl": _INSIDE.called("Qwen 2.5 VL (its text model)", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    "qwen2_5_vl": _QWEN_VL.called("Qwen 2.5 VL", "Qwen/Qwen2.5-VL-7B-Instruct"),
     "qwen2_moe": _LLAMA.called("Qwen 1.5 MoE, Qwen 2 MoE", "Qwen/Qwen1.5-MoE-A2.7B"),
-    "qwen2_vl": _INSIDE.called("Qwen 2 VL (its text model)", "Qwen/Qwen2-VL-7B-Instruct"),
+    "qwen2_vl": _QWEN_VL.called("Qwen 2 VL", "Qwen/Qwen2-VL-7B-Instruct"),
     "qwen3": _LLAMA.called("Qwen 3", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"),
     "qwen3_5": replace(_HYBRID, blocks=_INSIDE.blocks).called("Qwen 3.5 (its text model)", "Qwen/Qwen3.5-27B"),
     "qwen3_5_moe": replace(_HYBRID, blocks=_INSIDE.blocks).called(
@@ -255,10 +264,11 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_text": _HYBRID.called("Qwen 3.5, text"),
     "qwen3_moe": _LLAMA.called("Qwen 3 MoE", "Qwen/Qwen3-30B-A3B"),
     "qwen3_next": _HYBRID.called("Qwen3-Next", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
-    "qwen3_vl": _INSIDE.called("Qwen 3 VL (its text model)", "Qwen/Qwen3-VL-4B-Instruct"),
+    "qwen3_vl": _QWEN_VL.called("Qwen 3 VL", "Qwen/Qwen3-VL-4B-Instruct"),
     "roberta": _ROBERTA.called("RoBERTa", "FacebookAI/roberta-base", "cardiffnlp/twitter-roberta-base"),
     "roberta-prelayernorm": _ROBERTA.called("RoBERTa-PreLN", "andreasmadsen/efficient_mlm_m0.40"),
     "seed_oss": _LLAMA.called("Seed-OSS", "ByteDance-Seed/Seed-OSS-36B-Instruct"),
+    "smolvlm": _IDEFICS3.called("SmolVLM", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"),
     "smollm3": _LLAMA.called("SmolLM3", "HuggingFaceTB/SmolLM3-3B"),
     "stablelm": _LLAMA.called("StableLM", "stabilityai/stablelm-2-1_6b", "stabilityai/stablelm-3b-4e1t"),
     "starcoder2": _LLAMA.called("StarCoder2", "bigcode/starcoder2-3b"),

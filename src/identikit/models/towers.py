@@ -18,8 +18,9 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from identikit.checks import shortened
 from identikit.errors import InputError, ModelError
 from identikit.models.families import FAMILIES, family_of
-from identikit.models.load.checkpoint import Checkpoint
+from identikit.models.load.checkpoint import Checkpoint, read_object
 from identikit.texts.encoding import tokenized
+from identikit.texts.pictures import ImageReader
 
 TOWERS = ("text", "vision")
 
@@ -106,6 +107,32 @@ def fitting_reader(model: PreTrainedModel, reader: Any) -> Any:
             f"is not one. Use load(model, {attribute})."
         )
     return reader
+
+
+def reads_images(model: PreTrainedModel) -> bool:
+    """Whether a model reads images inside its texts."""
+    return family_of(model).images is not None
+
+
+def image_reader(reader: Any) -> ImageReader:
+    """Return what reads images in texts out of what came with a model in memory, a processor of several."""
+    if not isinstance(reader, ProcessorMixin):
+        return ImageReader()
+    return ImageReader(getattr(reader, "image_processor", None), getattr(reader, "chat_template", None))
+
+
+def load_image_reader(checkpoint: Checkpoint) -> ImageReader:
+    """Return what reads images in texts out of a checkpoint; where it cannot be read, texts without images still can."""
+    template = None
+    written = checkpoint.file("chat_template.json")  # where processors had it before there were chat_template.jinja
+    if written is not None:
+        template = read_object(written, checkpoint.source).get("chat_template")
+    try:
+        processor = AutoImageProcessor.from_pretrained(checkpoint.source, **checkpoint.options)
+    except Exception as error:  # transformers raises what it likes on a damaged file, and on one that is not there
+        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        return ImageReader(None, template, f"its image processor cannot be read ({shortened(reason)})")
+    return ImageReader(processor, template)
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocabulary: int, name: str) -> None:

@@ -1,11 +1,12 @@
 """Texts, pairs and token ids (and images and sounds, as features) as the padded batches that models read.
 
-A *text* is a string, a pair of strings, a sequence of token ids, or the messages of a chat. `encoding.encode` turns
-texts into pieces, `batches` sorts them by length and pads them, and `in_order` puts the results of the batches back in
-the caller's order.
+A *text* is a string, a pair of strings, a sequence of token ids, or the messages of a chat; where the model reads images
+inside a text, also images and a question. `encoding.encode` turns texts into pieces, `batches` sorts them by length and
+pads them, and `in_order` puts the results of the batches back in the caller's order.
 """
 
 import numbers
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -16,10 +17,40 @@ from torch.nn.utils.rnn import pad_sequence
 
 from identikit.shapes import Bool, Float, Int, Tensor
 
-Text = str | tuple[str, str] | tuple[int, ...] | tuple[dict[str, str], ...]
 LONGEST = 10_000_000  # characters of a text; tokenising takes a few hundred bytes for each
 Side = Literal["right", "left"]
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TextWithImages:
+    """A text with images in it, as the caller `given` it; `digest` is a SHA-256 of what the model reads of it."""
+
+    given: Any
+    digest: str
+
+    def __repr__(self) -> str:  # provenance hashes it
+        return f"text with images {self.digest}"
+
+
+Text = str | tuple[str, str] | tuple[int, ...] | tuple[dict[str, str], ...] | TextWithImages
+
+
+@dataclass(frozen=True, eq=False)
+class ImagesRead:
+    """The images of a text as a model reads them.
+
+    - `arguments`: what the model is given beside the ids; along the first axis they count images, patches or texts
+    - `about`: of each image its size, a small picture, and where its tokens are on it; plain values, as JSON holds them
+    """
+
+    arguments: Mapping[str, Tensor]
+    about: tuple[dict[str, Any], ...]
+
+    def repeated(self, count: int) -> "ImagesRead":
+        """Return the images of a text that is there several times."""
+        arguments = {name: tensor.repeat(count, *[1] * (tensor.ndim - 1)) for name, tensor in self.arguments.items()}
+        return replace(self, arguments=arguments)
 
 
 @dataclass(frozen=True)
@@ -34,7 +65,8 @@ class Encoded:
     pieces by these two. Punctuation marks are words of their own; special tokens and lone white space belong to no
     word. `parts` are the strings that were read: the text, the halves of a pair, or what token ids spell between
     special tokens. Tokenizers in pure Python, and ids that no string is split into, cannot be aligned: they have no
-    words. `features` are an image's pixels, or a sound's samples or spectrogram; these have no ids.
+    words. `features` are an image's pixels, or a sound's samples or spectrogram; these have no ids. `images` are those
+    inside a text; their tokens are neither special nor in a word.
     """
 
     ids: tuple[int, ...]
@@ -46,6 +78,7 @@ class Encoded:
     characters: tuple[tuple[int, int, int], ...] = ()
     parts: tuple[str, ...] = ()
     features: Float[Tensor, "*shape"] | None = field(default=None, compare=False)
+    images: ImagesRead | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -58,7 +91,7 @@ class TokenBatch:
     `keep` is False for padding, `special` True for tokens that the tokenizer added, and `segments` says which half of a
     pair a token belongs to. `tokens` and `words` are unpadded: a word's span counts the text's own pieces, whichever
     side is padded. `order` gives each row's index in the caller's list. Images and sounds have `features` and no `ids`,
-    and are never padded.
+    and are never padded. A text with `images` inside is a batch of its own.
     """
 
     ids: Int[Tensor, "batch n"] | None
@@ -69,6 +102,7 @@ class TokenBatch:
     words: tuple[tuple[tuple[int, int], ...], ...]
     order: tuple[int, ...]
     features: Float[Tensor, "batch *shape"] | None = None
+    images: ImagesRead | None = None
 
     def __len__(self) -> int:
         return len(self.order)
@@ -97,6 +131,12 @@ def is_several(texts: object) -> TypeGuard[list[Any]]:
     return (
         not isinstance(texts[0], numbers.Number) and getattr(texts[0], "ndim", None) != 0
     )  # 0: a NumPy or torch number
+
+
+def is_image(value: object) -> bool:
+    """Whether a value is an image of Pillow's, which need not be installed."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
 
 
 def joined_by(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]:
@@ -139,6 +179,7 @@ def collate(
         words=tuple(text.words for text in encoded),
         order=tuple(range(len(encoded)) if order is None else order),
         features=torch.stack(features) if features else None,
+        images=encoded[0].images,
     )
 
 
@@ -170,6 +211,7 @@ def repeated(batch: TokenBatch, count: int) -> TokenBatch:
         tokens=batch.tokens * count,
         words=batch.words * count,
         order=tuple(range(count)),
+        images=None if batch.images is None else batch.images.repeated(count),
     )
 
 
@@ -190,10 +232,13 @@ def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
 def batches(encoded: Sequence[Encoded], *, pad_id: int, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
     """Yield padded batches of at most `batch_tokens` positions, longest texts first; a longer text is on its own.
 
-    Images and sounds are only put together where their features have one shape: none is padded.
+    Images and sounds are only put together where their features have one shape: none is padded. A text with images in it
+    is on its own.
     """
 
     def shape(index: int) -> tuple[int, ...]:
+        if encoded[index].images is not None:
+            return (-1, index)
         features = encoded[index].features
         return () if features is None else tuple(features.shape)
 

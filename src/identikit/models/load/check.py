@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from identikit.errors import ModelError
+from identikit.errors import IdentikitError, ModelError
 from identikit.models import families
 from identikit.models.blocks import Trace, first_output
 from identikit.models.load.linear import ROUNDED, linear_bias
@@ -59,6 +59,25 @@ def prove(model: Model) -> int:
             _split_is_by_position(model, batch, (trace, calls))
         model.proof = (makeup(model.hf), prove)
         return len(calls)
+
+
+def prove_with_images(model: Model, batch: TokenBatch) -> None:
+    """Prove a tap on a text with images: what it captures gives the model's own output; a ModelError says otherwise."""
+    calls: list[AttentionCall] = []
+    with model.alone(), undisturbed(), torch.no_grad():
+        try:
+            trace = model.trace(batch, calls.append)
+        except IdentikitError:
+            raise
+        except Exception as error:  # the modules are the user's, and raise what they like
+            reason = " ".join(str(error).split())[:200].rstrip(".")
+            raise ModelError(
+                f"Reading {model.name}: it failed on a text with images ({type(error).__name__}: {reason}). Use the "
+                "model's own processor."
+            ) from error
+        for call in calls:
+            _attention_rebuilds_output(model, call)
+        _output_is_the_models_own(model, batch, trace.hidden[-1])
 
 
 @contextmanager
@@ -144,7 +163,8 @@ def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -
     """
     what = f"output with the tap, padded, is the model's own, alone (`positions={model.family.positions}`)"
     for row, keep in enumerate(batch.keep):
-        alone = model.sample((int(keep.sum()),)) if batch.features is None else text_alone(batch, row)
+        made_up = batch.features is None and batch.images is None
+        alone = model.sample((int(keep.sum()),)) if made_up else text_alone(batch, row)
         arguments = model.arguments(alone)
         arguments.pop("position_ids", None)
         made: list[Tensor] = []

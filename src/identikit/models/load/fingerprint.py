@@ -35,7 +35,9 @@ _ASIDE = frozenset(
      "transformers_version", "use_cache"]
 )  # fmt: skip
 # Numbers on a module that do not change what is computed, or that a model sets itself while it runs.
-_ASIDE_ON_MODULES = frozenset(["training", "gradient_checkpointing", "max_seq_len_cached", "original_max_seq_len"])
+_ASIDE_ON_MODULES = frozenset(
+    ["training", "gradient_checkpointing", "max_seq_len_cached", "original_max_seq_len", "rope_deltas"]
+)
 ON_EVERY_MODULE = (torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks)
 _ASKS_FOR_GRADIENTS = "make_inputs_require_grads"  # the hook's name in transformers
 _SELF_SET = ("dynamic", "longrope")  # kinds of rotary embedding that make their table anew for a long text
