@@ -130,15 +130,16 @@ BUILDERS = {
 NAMES = list(BUILDERS)
 
 
-def tokenizer() -> hf.PreTrainedTokenizerFast:
-    """Return a word tokenizer with the special tokens of all these families, named as their processors ask for them."""
+def tokenizer(name: str) -> hf.PreTrainedTokenizerFast:
+    """Return a word tokenizer with the special tokens of all these families, named as this one's processor asks."""
     words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, tiny.VOCABULARY)} | IDS
     backend = Tokenizer(models.WordLevel(words, unk_token="w3"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    placeholder = BUILDERS[name].placeholder
     named = {
-        "image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",
+        "image_token": "<image_soft_token>" if name == "gemma3" else placeholder, "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",
         "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
         "video_token": "<video>",
     }  # fmt: skip
@@ -153,7 +154,7 @@ def loaded(name: str, *, dtype: torch.dtype = torch.float64, template: bool = Tr
     made = BUILDERS[name]
     written = TEMPLATE.replace("PLACEHOLDER", made.placeholder) if template else None
     return Model(
-        made.build(dtype), tokenizer(), name=f"tiny {name}", images=ImageReader(made.processor, written)
+        made.build(dtype), tokenizer(name), name=f"tiny {name}", images=ImageReader(made.processor, written)
     )
 
 
@@ -173,7 +174,7 @@ def saved(name: str, folder: Path) -> Path:
     """Write a tiny model to a folder as its checkpoint would be, and return the folder."""
     made = BUILDERS[name]
     made.build(torch.float32).save_pretrained(folder)
-    reads = tokenizer()
+    reads = tokenizer(name)
     reads.chat_template = TEMPLATE.replace("PLACEHOLDER", made.placeholder)
     reads.save_pretrained(folder)
     made.processor.save_pretrained(folder)

@@ -11,6 +11,7 @@ from identikit.errors import InputError
 from identikit.models.reading import Change
 from identikit.results.gathered import strongest
 from identikit.results.measure import Attribute, Declared, held
+from identikit.results.pictures import pictures
 from identikit.results.result import Fact, Result
 from identikit.results.words import percent
 from identikit.shapes import Bool, Float, Int, Tensor
@@ -107,6 +108,7 @@ class AttentionIntervals(ProvableResult):
             of_rows = "a row on average" if self.certain_mass.numel() > 1 else "the row"
             least = "At least " if late else ""
             words += [f"{least}{percent(mean)} of {of_rows} is determined by the output.", *self._strongest()]
+            words += self._of_images()
         if self._sums:
             words.append(self._of_sums())
         if late:
@@ -127,6 +129,24 @@ class AttentionIntervals(ProvableResult):
         words += [*self._widest(gap.isnan()), *careful_words(self.about["row_residual"], dtype)]
         words += unresolved_words(self.about.get("unresolved", 0), dtype)
         return " ".join(words)
+
+    def _of_images(self) -> list[str]:
+        """Say how much of the attention to the images of the text is determined by the output."""
+        if not self.about.get("images") or self._sums:
+            return []
+        there = {patch.position for picture in pictures(self) for patch in picture.patches}
+        places = [place for place, position in enumerate(self.axis("key").values) if position in there]
+        raw = float(self.read("raw")[..., places].sum(-1).mean())
+        lower = float(self.read("lower")[..., places].sum(-1).mean())
+        if not raw:
+            return ["The images get no attention."]
+        one = len(self.about["images"]) == 1
+        average = " on average" if self.certain_mass.numel() > 1 else ""
+        who = "The image gets" if one else "The images get"
+        return [
+            f"{who} {percent(raw)} of the attention{average}. Of that, {percent(lower / raw)} is determined by the "
+            "output, patch by patch."
+        ]
 
     def _widest(self, unknown: Bool[Tensor, "*edge"]) -> list[str]:
         """Say which interval is the widest, or that all weights are determined."""
@@ -179,9 +199,14 @@ class AttentionIntervals(ProvableResult):
         return f"Mean {what}, and its range over all alternatives: {', '.join(named[:_LISTED])}{more}."
 
     def plot(self, by: str | None = None, **options: Any) -> Any:
-        """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads `by` an array."""
+        """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads `by` an array.
+
+        With `by` "image", one selected row is drawn on the image in its text.
+        """
         from identikit import plots
 
+        if by == "image":
+            return plots.image_overlay(self, **options)
         single = [self.axis(name).single for name in ("layer", "head", "query")]
         if all(single[:2]) or self._sums:
             no_effect("by", by, "no grid of heads is drawn")

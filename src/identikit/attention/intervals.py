@@ -99,7 +99,7 @@ def attention_intervals(
 
     - `layer`, `head`, `query`, `key`: what is bounded; None is all
     - `groups`: bound what groups of keys receive together instead, one program per row and end: a mapping from names to
-      keys, or some of "special", "first", "words" and "sentences"
+      keys, or some of "special", "first", "words", "sentences" and "images"
     - `weights`: bound $\\sum_j c_j a_j$ instead, for real numbers $c$ of your own: one for each key, or for each query
       and key; or a mapping from names to these, or to mappings from some keys to numbers, such as
       `{"her over the": {"her": 1, "the@24": -1}}`, whose range says whether one weight is always the larger one

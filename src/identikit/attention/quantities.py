@@ -11,10 +11,11 @@ from identikit.errors import InputError
 from identikit.maths.polytope.bounds import Wanted
 from identikit.results.axis import Axis, Index
 from identikit.results.gathered import joined, word_groups
+from identikit.results.pictures import image_regions
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import shown
 
-NAMED = ("special", "first", "words", "sentences")
+NAMED = ("special", "first", "words", "sentences", "images")
 TOP = 5  # of how many of the strongest edges the order is found
 _ENDS = (".", "!", "?", "。", "！", "？")
 
@@ -123,7 +124,8 @@ def key_groups(attention: EffectiveAttention, groups: Any) -> dict[str, list[int
     """Return the positions of each group, by name.
 
     `groups` is a mapping from names to keys (positions or tokens, one or several), or one or several of "special" (all
-    special tokens), "first" (the first token), "words" (each word, all of its pieces) and "sentences".
+    special tokens), "first" (the first token), "words" (each word, all of its pieces), "sentences" and "images" (each
+    image, all of its tokens).
     """
     members: dict[str, list[int]] = {}
     if isinstance(groups, Mapping):
@@ -150,6 +152,8 @@ def _named_groups(attention: EffectiveAttention, name: str) -> dict[str, list[in
         return {"special": special} if special else {}
     if name == "first":
         return {"first": [0]}
+    if name == "images":
+        return image_regions(attention)
     if name == "words":
         spans = attention.about["words"]
         if not spans:

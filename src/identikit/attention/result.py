@@ -363,10 +363,13 @@ class EffectiveAttention(Result):
     def plot(self, by: str | None = None, **options: Any) -> Any:
         """Draw the maps of one selected head, or all heads: as a grid coloured `by` an array over heads or rows.
 
-        With `by` "raw", "effective" or "null", heads are small maps.
+        With `by` "raw", "effective" or "null", heads are small maps. With "image", one selected row is drawn on the image
+        in its text.
         """
         from identikit import plots
 
+        if by == "image":
+            return plots.image_overlay(self, **options)
         if self.axis("layer").single and self.axis("head").single:
             no_effect("by", by, "a head is selected")
             return plots.head_maps(self, **options)

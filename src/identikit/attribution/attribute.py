@@ -132,7 +132,8 @@ def attribute(
         progress("attribution, tokens", int(done + 1e-6), total)
 
     results: dict[int, TokenAttribution] = {}
-    for group, group_plan in side_by_side(model, plans):
+    padded = model.modality == "text" and all(text.batch.images is None for text in texts)
+    for group, group_plan in side_by_side(model, plans, padded=padded):
         seeds = [options.seed + zlib.crc32(repr(texts[place].tokens).encode()) for place in group]  # texts differ
         seeded = [replace(asked[place], seed=seed) for place, seed in zip(group, seeds, strict=True)]
         answers = group_plan.run([texts[place] for place in group], seeded, tick)

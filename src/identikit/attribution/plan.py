@@ -198,13 +198,15 @@ def _ways(model: Model | Sizes, n: int, options: Request, free: float = math.inf
     return sorted(ways, key=lambda way: way.operations)
 
 
-def side_by_side(model: Model, plans: Sequence[AttributionPlan]) -> list[tuple[list[int], AttributionPlan]]:
+def side_by_side(
+    model: Model, plans: Sequence[AttributionPlan], *, padded: bool
+) -> list[tuple[list[int], AttributionPlan]]:
     """Put texts together that are prepared side by side; return each group's places among the plans, and its plan.
 
     They are short texts of like length that fit in a part of the memory together. On a CPU little is gained, and images
-    and sounds cannot be padded: each is a group.
+    and sounds, and texts with them, cannot be `padded`: each is a group.
     """
-    if model.device.type == "cpu" or model.modality != "text":
+    if model.device.type == "cpu" or not padded:
         return [([place], alone) for place, alone in enumerate(plans)]
     room = _GROUP_SHARE * free_bytes(model.device)
     groups: list[list[int]] = []

@@ -10,6 +10,7 @@ from identikit.plots.attribution import attribution_map, sources, token_scores
 from identikit.plots.certainty import certain_mass_by_length, correlation_by_length, sinks
 from identikit.plots.evaluation import change_curves, score_bars
 from identikit.plots.maps import agreement_map, head_maps, interval_maps, measure_maps, thumbnails
+from identikit.plots.pictures import image_overlay
 from identikit.plots.tokens import identity_map, inversion_map, rates
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "head_grid",
     "head_maps",
     "identity_map",
+    "image_overlay",
     "interval_bars",
     "interval_maps",
     "inversion_map",

@@ -148,7 +148,8 @@ def _functions(module: nn.Module) -> Iterator[str]:
                 continue  # accelerate's, which only moves numbers to their device, or the class's own
         yield f"{name}={_described(value)}"
     for hooks in (module._forward_pre_hooks, module._forward_hooks, *ON_EVERY_MODULE):
-        yield from (f"hook={_described(hook)}" for hook in hooks.values() if not only_watches(hook))
+        others = (hook for hook in hooks.values() if not only_watches(hook) and not captures(hook))
+        yield from (f"hook={_described(hook)}" for hook in others)
 
 
 def _buffers(module: nn.Module) -> Iterator[str]:
@@ -166,6 +167,11 @@ def only_watches(hook: Any) -> bool:
     """Tell whether a hook changes no number: it asks for gradients, or says which module runs (as FlopCounterMode)."""
     tracks = isinstance(getattr(hook, "__self__", None), ModuleTracker)
     return tracks or getattr(hook, "__name__", "") == _ASKS_FOR_GRADIENTS
+
+
+def captures(hook: Any) -> bool:
+    """Tell whether a hook is one of transformers' own, with which a model returns the hidden vectors of its parts."""
+    return getattr(hook, "__qualname__", "").endswith(".output_capturing_hook")
 
 
 def _described(function: Any) -> str:
