@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 import identikit as ik
 from identikit.models.model import Model
-from identikit.texts.pictures import ImageReader
+from identikit.texts.pictures import ImageReader, PictureSource
 from tests.models import tiny
 
 _TILES = [f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)]
@@ -137,9 +137,9 @@ def tokenizer(name: str) -> hf.PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    placeholder = BUILDERS[name].placeholder
+    image_token = "<image_soft_token>" if name == "gemma3" else BUILDERS[name].placeholder
     named = {
-        "image_token": "<image_soft_token>" if name == "gemma3" else placeholder, "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",
+        "image_token": image_token, "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",
         "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
         "video_token": "<video>",
     }  # fmt: skip
@@ -153,9 +153,11 @@ def loaded(name: str, *, dtype: torch.dtype = torch.float64, template: bool = Tr
     """Return a tiny model under the tap, with its image processor."""
     made = BUILDERS[name]
     written = TEMPLATE.replace("PLACEHOLDER", made.placeholder) if template else None
-    return Model(
-        made.build(dtype), tokenizer(name), name=f"tiny {name}", images=ImageReader(made.processor, written)
-    )
+    model = Model(made.build(dtype), tokenizer(name), name=f"tiny {name}")
+    assert model.family.images is not None
+    reader = ImageReader(made.processor, written)
+    model.images = PictureSource(model.family.images, model.hf.config, model.tokenizer, reader)
+    return model
 
 
 @cache

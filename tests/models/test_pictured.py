@@ -1,5 +1,6 @@
-"""Images inside a text, family by family: the model's own attention, its processor's tokens, and places on the picture."""
+"""Images inside a text: each family's own attention, its processor's tokens, and their places on the picture."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 import identikit as ik
 from identikit.attention.effective import captured_attention
 from identikit.attention.layer import EffectiveOptions
+from identikit.models.model import Model
 from identikit.models.onward import onward
 from identikit.models.reading import readings
 from identikit.results.pictures import pictures
@@ -108,12 +110,34 @@ def test_a_change_of_the_picture_moves_the_tokens_that_are_said_to_be_there(name
 
     The picture is not square and boxes are not either, so that rows and columns that are swapped show.
     """
-    model = pictured.loaded(name)
+    check_places(pictured.loaded(name), size_of(name))
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "options"),
+    [
+        (64, 96, {}),
+        (64, 48, {"do_pad": True}),
+        (48, 64, {"do_pad": True, "size": {"height": 32, "width": 32}, "do_center_crop": False}),
+        (96, 64, {"size": {"height": 32, "width": 32}, "do_center_crop": False}),
+        (48, 40, {"do_resize": False}),
+    ],
+)
+def test_pictures_that_are_cropped_padded_or_pressed_are_placed(width: int, height: int, options: dict[str, Any]):
+    model = pictured.loaded("llava")
+    usual = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    assert model.images is not None
+    processor = hf.LlavaImageProcessorPil(**usual | options)
+    model.images = replace(model.images, reader=model.images.reader._replace(processor=processor))
+    check_places(model, (width, height))
+
+
+def check_places(model: Model, size: tuple[int, int]) -> None:
     with torch.no_grad():
         for key, weight in model.hf.named_parameters():
             if of_vision(key) and key.endswith(("out_proj.weight", "attn.proj.weight", "projection_layer.weight")):
                 weight.zero_()
-    picture = Image.new("RGB", size_of(name), (90, 120, 150))
+    picture = Image.new("RGB", size, (90, 120, 150))
 
     def entering(image: Image.Image) -> torch.Tensor:
         (encoded,) = model.encode((image, pictured.QUESTION))
@@ -126,6 +150,8 @@ def test_a_change_of_the_picture_moves_the_tokens_that_are_said_to_be_there(name
     for patch in fine:
         left, top, right, bottom = patch.box
         third = ((right - left) / 3, (bottom - top) / 3)
+        if left < 0 or top < 0 or right > size[0] or bottom > size[1]:
+            continue  # padding
         middle = (round(left + third[0]), round(top + third[1]), round(right - third[0]), round(bottom - third[1]))
         changed = picture.copy()
         changed.paste((250, 20, 60), middle)

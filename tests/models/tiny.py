@@ -229,6 +229,25 @@ BUILDERS = {
         text_config=_GROUPED | {"model_type": "llama"},
         vision_config=_VISION | {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 4},
     ),
+    **{
+        name: _made(
+            made,
+            {},
+            text_config=_GROUPED | {"model_type": "llama"},
+            vision_config=_VISION | {"image_size": 16, "patch_size": 4},
+            scale_factor=2,
+        )
+        for name, made in {
+            "idefics3": "Idefics3ForConditionalGeneration",
+            "smolvlm": "SmolVLMForConditionalGeneration",
+        }.items()
+    },
+    "internvl": _made(
+        "InternVLForConditionalGeneration",
+        {},
+        text_config=_GROUPED | {"model_type": "qwen2"},
+        vision_config=_VISION | {"image_size": [16, 16], "patch_size": [4, 4]},
+    ),
     "mistral3": _made(
         "Mistral3ForConditionalGeneration",
         {},

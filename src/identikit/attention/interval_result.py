@@ -71,6 +71,9 @@ class AttentionIntervals(ProvableResult):
         "How many of the strongest edges have the same order in all alternatives; -1: not decided.",
         range="−1 to 5",
     )
+    image_raw = held(_ROW, "What the images of a text get together, of raw attention.", range="0 to 1")
+    image_lower = held(_ROW, "The least that any alternative gives to the images together.", range="0 to 1")
+    image_upper = held(_ROW, "The greatest that any alternative gives to the images together.", range="0 to 1")
     rounded_lower = _weight("The least weight when the output may move by half precision's rounding.")
     rounded_upper = _weight("The greatest weight when the output may move by half precision's rounding.")
     method = Fact("How the ends were found.")
@@ -131,21 +134,21 @@ class AttentionIntervals(ProvableResult):
         return " ".join(words)
 
     def _of_images(self) -> list[str]:
-        """Say how much of the attention to the images of the text is determined by the output."""
-        if not self.about.get("images") or self._sums:
+        """Say how much of the attention to the images is determined by the output, together and patch by patch."""
+        if "image_raw" not in self.source.dims or self.about.get("words", ()) is None:
             return []
-        there = {patch.position for picture in pictures(self) for patch in picture.patches}
-        places = [place for place, position in enumerate(self.axis("key").values) if position in there]
-        raw = float(self.read("raw")[..., places].sum(-1).mean())
-        lower = float(self.read("lower")[..., places].sum(-1).mean())
-        if not raw:
-            return ["The images get no attention."]
-        one = len(self.about["images"]) == 1
-        average = " on average" if self.certain_mass.numel() > 1 else ""
-        who = "The image gets" if one else "The images get"
+        raw, lower, upper = (float(self.array(f"image_{name}").mean()) for name in self.main)
+        positions = {patch.position for picture in pictures(self) for patch in picture.patches}
+        places = [place for place, position in enumerate(self.axis("key").values) if position in positions]
+        if len(places) < len(positions):
+            return []
+        alone = float(self.read("lower")[..., places].sum(-1).mean())
+        images, get = ("image", "gets") if len(self.about["images"]) == 1 else ("images", "get")
+        average = ", on average" if self.image_raw.numel() > 1 else ""
+        share = f"Patch by patch, {percent(alone / raw)} of that is determined." if raw else ""
         return [
-            f"{who} {percent(raw)} of the attention{average}. Of that, {percent(lower / raw)} is determined by the "
-            "output, patch by patch."
+            f"The {images} {get} {percent(raw)} of the attention{average}, and between {percent(lower)} and "
+            f"{percent(upper)} in every alternative. {share}".strip()
         ]
 
     def _widest(self, unknown: Bool[Tensor, "*edge"]) -> list[str]:

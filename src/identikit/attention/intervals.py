@@ -14,7 +14,7 @@ from identikit.attention.effective import captured_attention
 from identikit.attention.interval_result import AttentionIntervals
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.proofs import Provable, edge_claims
-from identikit.attention.quantities import TOP, asked_of
+from identikit.attention.quantities import TOP, asked_of, membership
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, known, real_number
 from identikit.errors import InputError
@@ -27,7 +27,9 @@ from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen
+from identikit.results.pictures import image_regions
 from identikit.results.several import Results, of_texts
+from identikit.shapes import Float, Tensor
 from identikit.texts.text import is_several
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
@@ -145,7 +147,11 @@ def intervals_of(
     layers, heads, queries = (axis.places for axis in axes[:3])
     places = [(layer, head, query) for layer in layers for head in heads for query in queries]
     started = time.monotonic()
-    rows, bounds = bounds_of(captured, places, wanted, bounding=bounding, progress=progress)
+    images = _of_images(attention) if wanted.top else None
+    rows, bounds = bounds_of(
+        captured, places, wanted if images is None else wanted._replace(objectives=images), bounding=bounding,
+        progress=progress,
+    )  # fmt: skip
     own = rows.attention[:, :n]
     raw = own if wanted.objectives is None else (own[:, None] @ wanted.all_objectives(rows).mT)[:, 0]
     arrays = {"raw": raw, "lower": bounds.lower, "upper": bounds.upper, "gap": bounds.gap}
@@ -158,8 +164,13 @@ def intervals_of(
     arrays = {name: array[:, list(last.places)] for name, array in arrays.items()}
     dims = dict.fromkeys(arrays, (*_ROWS, last.name))
     if wanted.top:
-        arrays |= {"certain_mass": bounds.lower.sum(-1), "certain_order": bounds.order}
+        arrays |= {"certain_mass": bounds.lower[:, :n].sum(-1), "certain_order": bounds.order}
         dims |= dict.fromkeys(("certain_mass", "certain_order"), _ROWS)
+    if images is not None:
+        together = (own @ images.to(own).mT, bounds.lower[:, n:], bounds.upper[:, n:])
+        named = dict(zip(("image_raw", "image_lower", "image_upper"), (part[:, 0] for part in together), strict=True))
+        arrays |= named
+        dims |= dict.fromkeys(named, _ROWS)
     shape = [len(axis) for axis in axes[:3]]
     whole = {name: array.unflatten(0, shape) for name, array in arrays.items()}
     held = Provable(whole, dims, edge_claims(captured, places, wanted, bounding.epsilon))
@@ -175,6 +186,14 @@ def intervals_of(
         attention.provenance,
         {**attention.about, **about},
     )
+
+
+def _of_images(attention: EffectiveAttention) -> Float[Tensor, "1 key"] | None:
+    """Return which keys are tokens of images, as numbers; None: there are none."""
+    if not attention.about.get("images"):
+        return None
+    positions = [place for places in image_regions(attention).values() for place in places]
+    return membership([positions], len(attention.tokens))
 
 
 def bounds_of(

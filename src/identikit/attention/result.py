@@ -363,8 +363,8 @@ class EffectiveAttention(Result):
     def plot(self, by: str | None = None, **options: Any) -> Any:
         """Draw the maps of one selected head, or all heads: as a grid coloured `by` an array over heads or rows.
 
-        With `by` "raw", "effective" or "null", heads are small maps. With "image", one selected row is drawn on the image
-        in its text.
+        With `by` "raw", "effective" or "null", heads are small maps. With "image", one selected row is drawn on the
+        image in its text.
         """
         from identikit import plots
 

@@ -38,7 +38,7 @@ class Replacement:
         if model.modality != "text":
             raise InputError(f"Tokens are replaced, and {model.name} reads {model.modality}s. Use a model of texts.")
         if any(text.images is not None for text in encoded):
-            raise InputError("Tokens are replaced, and tokens of images have no others to be replaced by. Pass texts alone.")
+            raise InputError("Tokens are replaced, and those of images cannot be. Pass texts without images.")
         mask = getattr(model.tokenizer, "mask_token_id", None)
         mask = -1 if mask is None or mask >= model.vocabulary else int(mask)
         masked = mask >= 0

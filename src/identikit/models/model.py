@@ -16,7 +16,7 @@ from identikit.models import families
 from identikit.models.blocks import Block, Reached, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
 from identikit.models.load.fingerprint import Identity, identity_of
 from identikit.models.load.linear import differentiable, vocabulary_size
-from identikit.models.load.weights import broken_weight, check_in_place, packing_of, place_of, wider_dtype
+from identikit.models.load.weights import check_finite, check_in_place, packing_of, place_of
 from identikit.models.surroundings import Makeup, as_written, makeup, turn, undisturbed
 from identikit.models.taps.tap import AttentionCall, Visitor
 from identikit.results.axis import Index, chosen
@@ -24,7 +24,7 @@ from identikit.results.provenance import Provenance, code_hash, package_versions
 from identikit.shapes import Float, Tensor
 from identikit.texts.encoding import encode, room_for
 from identikit.texts.features import FeatureSource, encode_features
-from identikit.texts.pictures import ImageReader, PictureSource
+from identikit.texts.pictures import PictureSource
 from identikit.texts.text import Encoded, Text, TokenBatch, batches, collate
 
 if TYPE_CHECKING:
@@ -53,22 +53,12 @@ class Model:
     """
 
     recipe: "Recipe | None" = None
+    images: PictureSource | None = None
 
-    def __init__(
-        self,
-        hf: PreTrainedModel,
-        tokenizer: Any,
-        *,
-        name: str,
-        revision: str | None = None,
-        images: ImageReader | None = None,
-    ):
+    def __init__(self, hf: PreTrainedModel, tokenizer: Any, *, name: str, revision: str | None = None):
         self.family = families.family_of(hf)
         self.hf = hf = families.stack_of(self.family, hf)
         self.tokenizer = tokenizer
-        self.images: PictureSource | None = None
-        if self.family.images is not None:
-            self.images = PictureSource(self.family.images, hf.config, tokenizer, images or ImageReader())
         self.name = name
         self.revision = revision
         self.limit = self.family.limit(hf.config)
@@ -204,7 +194,8 @@ class Model:
         """Return a text (a string, a pair, or token ids), or a list of texts, as tokens.
 
         A text of more tokens than the model has positions for, or than `max_tokens`, is an error; with `truncate` it is
-        cut there. Where the model reads `images`, a text may be (image, question), or messages with images. In the place of texts, a model of images takes PIL images or their paths, and a model of sounds the
+        cut there. Where the model reads `images`, a text may be (image, question), or messages with images. In the
+        place of texts, a model of images takes PIL images or their paths, and a model of sounds the
         paths of sound files or arrays of samples; with `features=False` only the names of their tokens are kept.
         """
         if self.family.features is not None:
@@ -229,11 +220,9 @@ class Model:
 
     def names(self, texts: list[Any]) -> list[Any]:
         """Return what stands for texts in provenance: they themselves, or a digest of each image or sound."""
-        if self.modality == "text" and self.images is None:
-            return texts
-        if self.images is not None:
-            holds = self.images.holds
-            return [str(self.encode(text)[0].text) if holds(text) else text for text in texts]
+        images = self.images
+        if self.modality == "text":
+            return [str(self.encode(each)[0].text) if images and images.holds(each) else each for each in texts]
         return [encoded.text for encoded in self.encode(texts, truncate=True, features=False)]
 
     def batches(self, encoded: list[Encoded], *, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
@@ -277,7 +266,7 @@ class Model:
         """
         with self._tapped(visit) as watch:
             output = self._forward(batch)
-        self._check_finite(batch, [watch.inputs, *watch.hidden])
+        check_finite(self.hf, self.name, self.dtype, batch.keep, [watch.inputs, *watch.hidden])
         return Trace(watch.inputs, tuple(watch.hidden), getattr(output, "logits", None), tuple(watch.blocks))
 
     def gradients(
@@ -295,21 +284,6 @@ class Model:
                 self._forward(batch)
             found = torch.autograd.grad(target(watch.hidden[-1]).sum(), list(moved.values()), materialize_grads=True)
         return dict(zip(moved, found, strict=True))
-
-    def _check_finite(self, batch: TokenBatch, vectors: list[Tensor]) -> None:
-        """Refuse a run whose embedding sum, or a block's output, is not finite at a token; padding does not count."""
-        padding = ~batch.keep.to(vectors[0].device)
-        finite = torch.stack([(tensor.isfinite().all(-1) | padding).all() for tensor in vectors]).tolist()
-        if all(finite):
-            return
-        first = finite.index(False)
-        where = "before layer 0" if first == 0 else f"after layer {first - 1}"
-        weight = broken_weight(self.hf)
-        advice = wider_dtype(self.dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
-        raise ModelError(
-            f"Running {self.name}: its hidden vectors {where} hold NaN or infinity in "
-            f"{str(self.dtype).removeprefix('torch.')}, so nothing can be read from this text. {advice}"
-        )
 
     def at_position(
         self, batch: TokenBatch, position: int, visit: Visitor, *, depth: int

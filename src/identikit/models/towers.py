@@ -20,7 +20,7 @@ from identikit.errors import InputError, ModelError
 from identikit.models.families import FAMILIES, family_of
 from identikit.models.load.checkpoint import Checkpoint, read_object
 from identikit.texts.encoding import tokenized
-from identikit.texts.pictures import ImageReader
+from identikit.texts.pictures import ImageReader, PictureSource
 
 TOWERS = ("text", "vision")
 
@@ -109,24 +109,28 @@ def fitting_reader(model: PreTrainedModel, reader: Any) -> Any:
     return reader
 
 
-def reads_images(model: PreTrainedModel) -> bool:
-    """Whether a model reads images inside its texts."""
-    return family_of(model).images is not None
+def picture_source(model: PreTrainedModel, tokenizer: Any, origin: Any) -> PictureSource | None:
+    """Return what reads images in the texts of a model; None: it reads none.
+
+    `origin` is the checkpoint, or the processor of several that came with a model in memory. Where it brings no image
+    processor that can be read, texts without images still can.
+    """
+    kind = family_of(model).images
+    if kind is None:
+        return None
+    reader = ImageReader()
+    if isinstance(origin, Checkpoint):
+        reader = _stored(origin)
+    elif isinstance(origin, ProcessorMixin):
+        reader = ImageReader(getattr(origin, "image_processor", None), getattr(origin, "chat_template", None))
+    return PictureSource(kind, model.config, tokenizer, reader)
 
 
-def image_reader(reader: Any) -> ImageReader:
-    """Return what reads images in texts out of what came with a model in memory, a processor of several."""
-    if not isinstance(reader, ProcessorMixin):
-        return ImageReader()
-    return ImageReader(getattr(reader, "image_processor", None), getattr(reader, "chat_template", None))
-
-
-def load_image_reader(checkpoint: Checkpoint) -> ImageReader:
-    """Return what reads images in texts out of a checkpoint; where it cannot be read, texts without images still can."""
+def _stored(checkpoint: Checkpoint) -> ImageReader:
     template = None
-    written = checkpoint.file("chat_template.json")  # where processors had it before there were chat_template.jinja
-    if written is not None:
-        template = read_object(written, checkpoint.source).get("chat_template")
+    file = checkpoint.file("chat_template.json")  # where processors had it before there were chat_template.jinja
+    if file is not None:
+        template = read_object(file, checkpoint.source).get("chat_template")
     try:
         processor = AutoImageProcessor.from_pretrained(checkpoint.source, **checkpoint.options)
     except Exception as error:  # transformers raises what it likes on a damaged file, and on one that is not there

@@ -15,7 +15,7 @@ from identikit.plots.forms import Cells, Panels, around_zero, colour_bar, from_z
 from identikit.plots.maps import WEIGHT
 from identikit.plots.reading import check, panels_of, read, table
 from identikit.plots.style import BLUE, DOUBLE, SINGLE, house_style
-from identikit.results.pictures import Patch, Picture, pictures
+from identikit.results.pictures import Patch, ShownImage, pictures
 from identikit.results.result import Result
 from identikit.results.words import percent
 
@@ -70,14 +70,14 @@ def _usual(known: Sequence[str]) -> list[str]:
     return ends if len(ends) == 3 else [name for name in ("raw", "effective") if name in known]
 
 
-def _given(plot: str, axes: Iterable[Axes] | None, count: int, picture: Picture) -> Panels:
+def _given(plot: str, axes: Iterable[Axes] | None, count: int, picture: ShownImage) -> Panels:
     if axes is not None:
         return panels_of(plot, axes, count)
     width = SINGLE if count == 1 else DOUBLE
     return new_axes(width, 0.5 + 0.9 * width / count * min(picture.height / picture.width, 2.0), columns=count)
 
 
-def _draw(panels: Panels, picture: Picture, patches: Sequence[Patch], weights: Mapping[str, Cells]) -> None:
+def _draw(panels: Panels, picture: ShownImage, patches: Sequence[Patch], weights: Mapping[str, Cells]) -> None:
     pixels = imread(io.BytesIO(picture.jpeg), format="jpeg")
     grey = 255 - _FADED * (255 - pixels.mean(-1))
     numbers = np.concatenate(list(weights.values()))

@@ -35,7 +35,7 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class Picture:
+class ShownImage:
     """An image of a text: its `number`, its size in pixels, a small copy of it as a JPEG, and its tokens."""
 
     number: int
@@ -45,7 +45,7 @@ class Picture:
     patches: tuple[Patch, ...]
 
 
-def pictures(result: Result) -> list[Picture]:
+def pictures(result: Result) -> list[ShownImage]:
     """Return the images of a Result's text; refuse one that has none."""
     listed = result.about.get("images") if isinstance(result, Result) else None
     if not listed:
@@ -57,7 +57,7 @@ def pictures(result: Result) -> list[Picture]:
     for number, entry in enumerate(listed):
         width, height = entry["size"]
         patches = tuple(patch for view in entry["views"] for patch in _patches(view))
-        found.append(Picture(number, width, height, base64.b64decode(entry["picture"]), patches))
+        found.append(ShownImage(number, width, height, base64.b64decode(entry["picture"]), patches))
     return found
 
 
@@ -113,7 +113,7 @@ def image_regions(
     return kept
 
 
-def _boxes(picture: Picture, grid: Any, box: Any) -> dict[str, Box | None]:
+def _boxes(picture: ShownImage, grid: Any, box: Any) -> dict[str, Box | None]:
     """Return the regions of a picture that are asked for; None: all of it."""
     if box is not None:
         left, top, right, bottom = map(float, _listed("box", box, ("left", "top", "right", "bottom")))

@@ -11,9 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from identikit.texts.pictures import ImagesInText, Processed, View
 
 
-def _in_a_row(
-    token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[View]
-) -> str:
+def _in_a_row(token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[View]) -> str:
     return token * sum(view.tokens for view in views)
 
 

