@@ -10,7 +10,6 @@ import transformers as hf
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-import identikit as ik
 from identikit.models.model import Model
 from identikit.texts.pictures import ImageReader, PictureSource
 from tests.models import tiny
@@ -181,6 +180,3 @@ def saved(name: str, folder: Path) -> Path:
     reads.save_pretrained(folder)
     made.processor.save_pretrained(folder)
     return folder
-
-
-__all__ = ["BUILDERS", "NAMES", "ik", "loaded", "picture", "saved", "shared", "tokenizer"]

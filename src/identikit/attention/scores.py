@@ -241,8 +241,9 @@ def _patterns(
     """Yield each layer with the patterns of its visible keys, and which rows have a target for which score."""
     batch = captured.reading.batch
     tokens = captured.reading.tokens
-    named = batch.ids is None or batch.images is not None  # all tokens of images have one id
-    ids = torch.tensor([tokens.index(token) for token in tokens]) if named else batch.ids[0].cpu()
+    ids = torch.tensor([tokens.index(token) for token in tokens])
+    if batch.ids is not None and batch.images is None:  # all tokens of images have one id
+        ids = batch.ids[0].cpu()
     text = ScoredText(ids, batch.special[0].cpu())
     every = torch.stack([role.pattern(text).double() for role in roles], dim=1)
     for layer in captured.layers:

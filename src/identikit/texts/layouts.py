@@ -21,7 +21,7 @@ def _in_a_row(token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrained
 def _cropped(image: Processed) -> tuple[View, ...]:
     """Return the middle of the picture that is left after resizing and cropping."""
     processor = image.processor
-    height, width = image.made["pixel_values"][image.index].shape[-2:]
+    height, width = image.made["pixel_values"][image.number].shape[-2:]
     patch = image.config.vision_config.patch_size
     whole = (image.height, image.width)
     before = (0.0, 0.0)  # what padding adds above and at the left, in pixels of the picture
@@ -52,7 +52,7 @@ LLAVA = ImagesInText(_cropped, _in_a_row)
 def _tiles_and_overview(image: Processed) -> tuple[View, ...]:
     vision = image.config.vision_config
     side = vision.image_size // vision.patch_size // image.config.scale_factor
-    rows, columns = ([count for text in image.made[name] for count in text][image.index] for name in ("rows", "cols"))
+    rows, columns = ([count for text in image.made[name] for count in text][image.number] for name in ("rows", "cols"))
     return (*_tiles(image, int(rows), int(columns), side), View(side, side, image.whole))
 
 
@@ -96,7 +96,7 @@ IDEFICS3 = ImagesInText(
 
 
 def _merged(image: Processed) -> tuple[View, ...]:
-    _, height, width = (int(count) for count in image.made["image_grid_thw"][image.index])
+    _, height, width = (int(count) for count in image.made["image_grid_thw"][image.number])
     merge = image.config.vision_config.spatial_merge_size
     return (View(height // merge, width // merge, image.whole),)
 
@@ -136,7 +136,7 @@ def _tiles_and_thumbnail(image: Processed) -> tuple[View, ...]:
     ratio = image.config.downsample_ratio
     vision = image.config.vision_config
     side, _ = (round(size / patch * ratio) for size, patch in zip(vision.image_size, vision.patch_size, strict=True))
-    count = int(image.made["num_patches"][image.index])
+    count = int(image.made["num_patches"][image.number])
     whole = View(side, side, image.whole)
     if count == 1:
         return (whole,)

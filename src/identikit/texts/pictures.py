@@ -54,12 +54,12 @@ class View:
 
 
 class Processed(NamedTuple):
-    """An image of several that an image processor has made pixels of: the one at `index`, of `width` × `height`."""
+    """An image of several that an image processor has made pixels of: one by its `number`, of `width` × `height`."""
 
     config: PreTrainedConfig
     processor: Any
     made: Mapping[str, Any]
-    index: int
+    number: int
     width: int
     height: int
 
@@ -143,37 +143,20 @@ class PictureSource:
     def encode(self, name: str, text: Any, room: Room) -> Encoded:
         """Return a text with its images as tokens; each token of an image is named by its row and column in it."""
         given = text.given if isinstance(text, TextWithImages) else text
-        if self.reader.processor is None:
-            raise InputError(
-                f"Reading {name}: the model reads images, and {self.reader.lacking}. Load the model with its "
-                "processor: load((model, processor)), or a folder that has one."
-            )
-        if not self.tokenizer.is_fast:
-            raise InputError(f"Reading {name}: images in a text need a tokenizer that keeps offsets (a fast one).")
+        self._check(name)
         prompt = self._prompt(name, given)
         made = self._made(name, prompt.images)
         views = [
-            self.kind.layout(Processed(self.config, self.reader.processor, made, index, *image.size))
-            for index, image in enumerate(prompt.images)
+            self.kind.layout(Processed(self.config, self.reader.processor, made, number, *image.size))
+            for number, image in enumerate(prompt.images)
         ]
         string, spans = self._expanded(prompt, views)
         pieces = tokenized(self.tokenizer, string, add_special_tokens=prompt.opened)
-        ids = pieces["input_ids"]
-        if room.tokens is not None and len(ids) > room.tokens:
-            raise TooLongError(
-                f"Reading {name}: with its images it has {len(ids)} tokens and {room.reason}. An image cannot be cut: "
-                "shorten the text, or pass a smaller image."
-            )
-        patches = [place for place, index in enumerate(ids) if index == self.config.image_token_id]
-        if len(patches) != sum(view.tokens for of_image in views for view in of_image):
-            raise InputError(
-                f"Reading {name}: the tokenizer spells {len(patches)} tokens of images, and the images have "
-                f"{sum(view.tokens for of_image in views for view in of_image)}. Use the model's own tokenizer."
-            )
+        ids: list[int] = pieces["input_ids"]
+        patches = self._patches(name, ids, views, room)
         about, names = _placed(prompt.images, views, patches)
         tokens = self.tokenizer.convert_ids_to_tokens(ids)
-        assert isinstance(tokens, list)
-        (encoding,) = pieces.encodings or ()
+        encoding = pieces.encodings[0]  # pyright: ignore[reportOptionalSubscript] - of a fast tokenizer
         own = [any(first < stop and start < last for first, last in spans) for start, stop in encoding.offsets]
         aligned = word_spans(encoding, (string,), separates_words(self.tokenizer))
         words = [(span, place) for span, place in aligned if own[span[0]]]
@@ -190,6 +173,31 @@ class PictureSource:
             images=ImagesRead(arguments, about),
         )
 
+    def _check(self, name: str) -> None:
+        if self.reader.processor is None:
+            raise InputError(
+                f"Reading {name}: the model reads images, and {self.reader.lacking}. Load the model with its "
+                "processor: load((model, processor)), or a folder that has one."
+            )
+        if not self.tokenizer.is_fast:
+            raise InputError(f"Reading {name}: images in a text need a tokenizer that keeps offsets (a fast one).")
+
+    def _patches(self, name: str, ids: Sequence[int], views: Sequence[Sequence[View]], room: Room) -> list[int]:
+        """Return where the tokens of images are; refuse too many tokens, or others than the images have."""
+        if room.tokens is not None and len(ids) > room.tokens:
+            raise TooLongError(
+                f"Reading {name}: with its images it has {len(ids)} tokens and {room.reason}. An image cannot be cut: "
+                "shorten the text, or pass a smaller image."
+            )
+        patches = [place for place, index in enumerate(ids) if index == self.config.image_token_id]
+        expected = sum(view.tokens for of_image in views for view in of_image)
+        if len(patches) != expected:
+            raise InputError(
+                f"Reading {name}: the tokenizer spells {len(patches)} tokens of images, and the images have "
+                f"{expected}. Use the model's own tokenizer."
+            )
+        return patches
+
     # From what the caller gives to a prompt
 
     @property
@@ -203,7 +211,8 @@ class PictureSource:
         string, spans = written(self.tokenizer, name, messages, template=self._template, parts=True)
         self._check_count(name, string, len(images))
         bos = self.tokenizer.bos_token
-        return _Prompt(images, string, tuple(spans), not (bos and string.startswith(bos)))
+        begun = isinstance(bos, str) and string.startswith(bos)
+        return _Prompt(images, string, tuple(spans), opened=not begun)
 
     def _question(self, name: str, images: tuple["Image", ...], question: str) -> _Prompt:
         """Return an image and a question: through the chat template, or as the prompt that it is written as already."""
