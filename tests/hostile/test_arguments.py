@@ -17,7 +17,7 @@ import torch
 import identikit as ik
 from tests.hostile.judging import refused
 from tests.hostile.made import TEXT, command, same, saved, texts_file, workshop
-from tests.models import tiny
+from tests.models import pictured, tiny
 
 TEXTS = [f"w{i} w{i + 1} w{i + 2}" for i in range(4, 34)]
 ROW = {"layer": 0, "head": 0, "query": 3}
@@ -48,6 +48,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "evaluate": {"model": None, "texts": 5, "measures": "zebra", "tests": "zebra", "target": "zebra", "truth": [[5]],
                  "replacement": "zebra", "beam": 0, "probes": 1.5, "seed": -1, "seconds": -1.0, "truncate": "yes",
                  "max_tokens": 0, "progress": 5},
+    "image_regions": {"result": None, "grid": (2,), "box": (3, 0, 1, 1), "image": 9, "overview": 5},
     "repeated_tokens": {"model": None, "n": 0, "seed": -1},
     "token_attribution": {"model": object(), "text": None, "messages": 5, "target": "w5", "probes": 0, "norm": "l7",
                           "layers": [[0]],
@@ -69,6 +70,10 @@ WRONG: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def effective_attention_of_a_picture() -> Any:
+    return ik.effective_attention(pictured.shared("llava"), (pictured.picture(), "w5"))
+
+
 @cache
 def given(function: str) -> dict[str, Any]:
     """Return arguments with which a public function goes through."""
@@ -83,6 +88,7 @@ def given(function: str) -> dict[str, Any]:
         "attention_from": {"values": torch.ones(1, 2, 3), "weights": torch.full((1, 2, 2), 0.5)},
         "alternative_attention": bert | {"text": TEXT} | ROW,
         "repeated_tokens": bert | {"n": 5},
+        "image_regions": {"result": effective_attention_of_a_picture()},
         "head_scores": bert | {"texts": TEXT},
         "agreement": {"model": tiny.shared("llama"), "texts": TEXT, "measures": ["gradient"]},
         "evaluate": bert | {"texts": TEXT, "measures": "leave one out", "tests": "leave one out"},

@@ -46,7 +46,8 @@ class Model:
     things each of these returns in a tuple (0: its vectors alone). `tokenizer` is what reads for it, and `images` what
     reads the images in its texts (None: it reads none). `name` and
     `revision` are what it was loaded under, and `recipe` says how (None: it was in memory). `family` is its row in the
-    table of architectures, and `proof` how it was proved that it is read correctly.
+    table of architectures, and `proof` how it was proved that it is read correctly; `proof_with_images` is the proof
+    that held when this was also shown on a text with images.
 
     One thread at a time reads a model, and finds it as it came; other threads wait. Your own forward passes in another
     thread are not held off: do not run a model while it is read.
@@ -69,7 +70,7 @@ class Model:
             self._accepted.add("use_cache")
         self._first = families.find_all(hf.base_model, self.family.blocks)[0]
         self.proof: tuple[Makeup, Callable[[Model], int]] | None = None  # its makeup when it was proved, and how
-        self.proof_with_images: object = None  # the proof that held when it was also proved on a text with images
+        self.proof_with_images: object = None
         with self.alone():
             self._measure()
 

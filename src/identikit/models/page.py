@@ -4,7 +4,7 @@ from typing import TypedDict
 
 from identikit.models.table import FAMILIES
 
-_READS = ("text", "image", "sound")
+_READS = ("text", "text and image", "image", "sound")
 _COLUMNS = {
     "model": "name",
     "`model_type`": "family",
@@ -27,6 +27,8 @@ checked on small random models against the modules' own outputs, and every model
 - **Attribution**: "exact" takes blocks apart and gets every Jacobian in one sweep. "forward mode" differentiates whole
   blocks, which is as exact but takes longer.
 - **Identifiability**: `token_identifiability`, for every model.
+- **Models that read text and images** are read by their text decoder. A text may be an image and a question, or a chat
+  with images ([how](images_and_sounds.md#images-inside-a-text)); all but inversion works with the images' tokens.
 - **Inversion**: `invert`, for causal models that read text and whose tokens act on later ones only through attention.
   Not Llama 4, which scales queries by their place in the batch.
 """
@@ -49,7 +51,8 @@ def listed() -> list[FamilyEntry]:
     """Return every family, in the order of what it reads and of its name."""
     rows: list[FamilyEntry] = []
     for kind, family in FAMILIES.items():
-        reads = "text" if family.features is None else family.features.modality
+        reads = "text" if family.images is None else "text and image"
+        reads = reads if family.features is None else family.features.modality
         rows.append(
             {
                 "family": kind,
@@ -59,7 +62,7 @@ def listed() -> list[FamilyEntry]:
                 "attention": "all layers" if family.instead is None else "some layers",
                 "attribution": "exact" if family.splits else "forward mode",
                 "identifiability": True,
-                "inversion": reads == "text" and family.causal and family.splits and not family.by_place,
+                "inversion": family.features is None and family.causal and family.splits and not family.by_place,
             }
         )
     return sorted(rows, key=lambda row: (_READS.index(row["reads"]), row["name"].lower(), row["family"]))

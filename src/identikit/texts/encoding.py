@@ -89,7 +89,7 @@ def _holds_images(name: str, text: object, images: ReadsImages | None) -> bool:
 
 @dataclass(frozen=True)
 class Room:
-    """How many tokens a text may have (None: any number), what says so, and whether a longer text is cut."""
+    """How many `tokens` a text may have (None: any number), the `reason`, and whether to `truncate` a longer text."""
 
     tokens: int | None
     reason: str

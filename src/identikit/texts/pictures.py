@@ -54,7 +54,10 @@ class View:
 
 
 class Processed(NamedTuple):
-    """An image of several that an image processor has made pixels of: one by its `number`, of `width` × `height`."""
+    """One image of a text: by its `number`, of `width` × `height`, with the model's `config`.
+
+    The image `processor` has `made` the pixels of all of them.
+    """
 
     config: PreTrainedConfig
     processor: Any
@@ -118,7 +121,11 @@ class _Prompt:
 
 @dataclass(frozen=True)
 class PictureSource:
-    """What reads the images in texts for one model: how its family does it, its parts, and its configuration."""
+    """What reads the images in the texts of one model.
+
+    - `kind`: how its family does it; `config`: the model's configuration
+    - `tokenizer`, `reader`: what reads its texts, and its images
+    """
 
     kind: ImagesInText
     config: PreTrainedConfig
