@@ -197,6 +197,7 @@ def test_a_model_with_pictures_leaves_as_it_came():
         attention = ik.effective_attention(model, (pictured.picture(*size_of(name)), pictured.QUESTION))
         attention.verify()
         assert state_of(model.hf) == before[0], name
+        assert not any(torch.is_tensor(getattr(module, "rope_deltas", None)) for module in model.hf.modules()), name
         model.check_unchanged(before[1])
 
 

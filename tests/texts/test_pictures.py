@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
 import identikit as ik
 from identikit.texts.text import batches, repeated, text_alone
@@ -81,6 +82,40 @@ def test_several_images_stand_where_they_were_put():
     assert encoded.tokens == ("<s>", "w50", "w5", *first, "w6", "w5", *second, "w7", *words)
     own = [token for token, special in zip(encoded.tokens, encoded.special, strict=True) if not special]
     assert own == ["w5", *first, "w6", "w5", *second, "w7", "w8", "w9"]
+
+
+def test_marks_end_where_the_callers_words_end():
+    """Beside tokens of the template without a space between, so that a character more or less would show."""
+    model = pictured.loaded("llava")
+    assert model.images is not None
+    tight = (
+        "{% for message in messages %}{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>"
+        "{% else %}<img>{{ part['text'] }}</img>{% endif %}{% endfor %}{% endfor %}"
+    )
+    model.images = replace(model.images, reader=model.images.reader._replace(chat_template=tight))
+    image = {"type": "image", "image": PHOTO}
+    words = [{"type": "text", "text": "w5 w6"}, {"type": "text", "text": "w7"}]
+    (encoded,) = model.encode([{"role": "user", "content": [words[0], image, words[1], image, words[0]]}])
+    own = [token for token, special in zip(encoded.tokens, encoded.special, strict=True) if not special]
+    assert [token for token in own if "image" not in token] == ["w5", "w6", "w7", "w5", "w6"]
+    assert encoded.tokens.count("<img>") == encoded.tokens.count("</img>") == 3
+
+
+@pytest.mark.parametrize("size", [(48, 32), (90, 20), (20, 90), (16, 16), (33, 31), (64, 16), (17, 40)])
+def test_tiles_stand_as_the_image_processor_cuts_them(size: tuple[int, int]):
+    for name in ("internvl", "idefics3"):
+        (kept,) = encode((pictured.picture(*size), "w5"), name).images.about
+        rows = 1 + max(view["from"][0] // view["rows"] for view in kept["views"])
+        columns = 1 + max(view["from"][1] // view["columns"] for view in kept["views"])
+        processor = pictured.BUILDERS[name].processor
+        if name == "internvl":
+            assert (columns, rows) == get_optimal_tiled_canvas((size[1], size[0]), (16, 16), 1, 6)
+        else:
+            made = processor([pictured.picture(*size)], return_row_col_info=True)  # pyright: ignore
+            assert (rows, columns) == (max(1, made["rows"][0][0]), max(1, made["cols"][0][0]))
+        boxes = [view["box"] for view in kept["views"] if not view["overview"]]
+        area = sum((right - left) * (bottom - top) for left, top, right, bottom in boxes)
+        assert abs(area - size[0] * size[1]) < 1e-6
 
 
 def test_without_a_template_images_stand_before_the_question():

@@ -16,7 +16,7 @@ from identikit.results.result import Fact, Result
 from identikit.results.source import Held
 from identikit.results.words import Column, Table, counted, mean_and_error
 from identikit.shapes import Tensor
-from identikit.texts.text import Text
+from identikit.texts.text import ReadText
 
 _UNCHANGED = 0.9  # rank correlation with itself, from which on a measure has not changed
 _SCORE = "measure score"
@@ -109,7 +109,7 @@ def explained(options: EvaluationOptions) -> str:
 
 def gathered(
     model: Model,
-    texts: list[Text],
+    texts: list[ReadText],
     numbers: Sequence[Mapping[str, Tensor]],
     options: EvaluationOptions,
     about: Mapping[str, Any],

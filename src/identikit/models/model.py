@@ -25,7 +25,7 @@ from identikit.shapes import Float, Tensor
 from identikit.texts.encoding import encode, room_for
 from identikit.texts.features import FeatureSource, encode_features
 from identikit.texts.pictures import PictureSource
-from identikit.texts.text import Encoded, Text, TokenBatch, batches, collate
+from identikit.texts.text import Encoded, ReadText, TokenBatch, batches, collate
 
 if TYPE_CHECKING:
     from identikit.models.load.load import Recipe
@@ -135,7 +135,7 @@ class Model:
         check_in_place(self.hf, self.name)
         return identity_of(self.hf, self.tokenizer)
 
-    def provenance(self, text: Text | list[Text], **settings: Any) -> Provenance:
+    def provenance(self, text: ReadText | list[ReadText], **settings: Any) -> Provenance:
         """Return where a result of this model on `text` comes from, computed with `settings`."""
         return Provenance(
             model=self.name,

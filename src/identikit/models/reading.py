@@ -13,7 +13,7 @@ from identikit.models.load.check import TOLERANCE, prove_with_images
 from identikit.models.model import Model, Split, Trace
 from identikit.models.taps.tap import AttentionCall, RowMask, Visitor
 from identikit.shapes import Tensor
-from identikit.texts.text import Encoded, Text, TokenBatch, collate, text_alone
+from identikit.texts.text import Encoded, ReadText, TokenBatch, collate, text_alone
 
 
 class Change(NamedTuple):
@@ -94,7 +94,7 @@ class Reading:
 
     model: Model
     batch: TokenBatch
-    text: Text
+    text: ReadText
     calls: Mapping[int, AttentionCall]
     visible: Mapping[int, Visible | None]
     trace: Trace | None

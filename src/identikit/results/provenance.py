@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from identikit.texts.text import Text
+from identikit.texts.text import ReadText
 from identikit.version import __version__
 
 _PACKAGES = ("identikit", "torch", "transformers", "tokenizers", "numpy")
@@ -65,6 +65,6 @@ def code_hash(made: type) -> str:
         return ""
 
 
-def text_hash(text: Text | Sequence[Text]) -> str:
+def text_hash(text: ReadText | Sequence[ReadText]) -> str:
     """Return the SHA-256 of a text, a pair, or a list of either; a pair differs from its halves joined."""
     return hashlib.sha256(repr(text).encode()).hexdigest()

@@ -33,7 +33,8 @@ class TextWithImages:
         return f"text with images {self.digest}"
 
 
-Text = str | tuple[str, str] | tuple[int, ...] | tuple[dict[str, str], ...] | TextWithImages
+Text = str | tuple[str, str] | tuple[int, ...] | tuple[dict[str, str], ...]
+ReadText = Text | TextWithImages
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ class Encoded:
     special: tuple[bool, ...]
     tokens: tuple[str, ...]
     words: tuple[tuple[int, int], ...]
-    text: Text
+    text: ReadText
     characters: tuple[tuple[int, int, int], ...] = ()
     parts: tuple[str, ...] = ()
     features: Float[Tensor, "*shape"] | None = field(default=None, compare=False)
