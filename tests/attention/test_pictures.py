@@ -48,6 +48,14 @@ def test_the_ends_are_those_of_a_linear_program(name: str):
     assert abs(float(ends.image_raw) - of_image @ row.attention.numpy()) < 1e-12
 
 
+def test_certified_ends_of_the_image_contain_the_exact_ones(attention: EffectiveAttention):
+    exact, certified = attention.intervals(layer=1), attention.intervals(layer=1, method="certified")
+    assert (certified.image_lower <= exact.image_lower + 1e-9).all()
+    assert (certified.image_upper >= exact.image_upper - 1e-9).all()
+    assert (certified.image_upper - certified.image_lower < 1).any()
+    assert torch.allclose(exact.image_raw, exact.raw[..., 2:8].sum(-1))
+
+
 def test_what_is_fixed_of_the_attention_to_the_image_is_said(attention: EffectiveAttention, tmp_path: Path):
     ends = attention.intervals(**ROW)
     raw, lower, upper = (float(ends.array(f"image_{name}")) for name in ("raw", "lower", "upper"))
@@ -191,6 +199,17 @@ def test_measures_scores_and_explanations_go_through():
     assert scores.array("raw").shape[1:] == (3, 4)
     told = ik.explain(model, text, seconds=2)
     assert "<image 0:" in " ".join(told.tokens) and "bidirectional" in str(told)
+
+
+def test_an_explanation_says_what_the_image_gets(attention: EffectiveAttention, tmp_path: Path):
+    text = (pictured.picture(24, 16), pictured.QUESTION)
+    told = ik.explain(pictured.shared("qwen2_vl"), text, seconds=None)
+    together = attention.intervals(groups="images")
+    raw, lower, upper = (float(together.array(name).mean()) for name in ("raw", "lower", "upper"))
+    said = f"Image 0 gets {raw:.2f} of a row's weight on average, and {lower:.2f} to {upper:.2f} in its alternatives."
+    assert said in " ".join(str(told).split())
+    told.save(tmp_path / "told")
+    assert said in " ".join(str(ik.open_result(tmp_path / "told")).split())
 
 
 def test_patches_are_not_repeated_tokens():

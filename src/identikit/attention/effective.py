@@ -40,8 +40,9 @@ def effective_attention(
 ) -> EffectiveAttention | Results[EffectiveAttention]:
     """Compute the effective attention of a text (Eq. 9): an `EffectiveAttention`, or a list for a list of texts.
 
-    `text` is a string, a pair of strings, token ids, or a list of these. Where the model reads images or
-    sounds, it is an image or its path, or a sound file's path or samples.
+    `text` is a string, a pair of strings, token ids, or a list of these. Where the model reads images or sounds, it is
+    an image or its path, or a sound file's path or samples; where it reads images inside a text, it may be a pair of an
+    image and a question, or messages with images.
 
     - `layers`, `heads`: only these, counted from 0
     - `bias`: keep the values' bias, so that the real model's output is kept; without it, T = E·W^V·H is the paper's

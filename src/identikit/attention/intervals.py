@@ -148,10 +148,8 @@ def intervals_of(
     places = [(layer, head, query) for layer in layers for head in heads for query in queries]
     started = time.monotonic()
     images = _of_images(attention) if wanted.top else None
-    rows, bounds = bounds_of(
-        captured, places, wanted if images is None else wanted._replace(objectives=images), bounding=bounding,
-        progress=progress,
-    )  # fmt: skip
+    asked = wanted if images is None else wanted._replace(objectives=images)
+    rows, bounds = bounds_of(captured, places, asked, bounding=bounding, progress=progress)
     own = rows.attention[:, :n]
     raw = own if wanted.objectives is None else (own[:, None] @ wanted.all_objectives(rows).mT)[:, 0]
     arrays = {"raw": raw, "lower": bounds.lower, "upper": bounds.upper, "gap": bounds.gap}
@@ -167,10 +165,9 @@ def intervals_of(
         arrays |= {"certain_mass": bounds.lower[:, :n].sum(-1), "certain_order": bounds.order}
         dims |= dict.fromkeys(("certain_mass", "certain_order"), _ROWS)
     if images is not None:
-        together = (own @ images.to(own).mT, bounds.lower[:, n:], bounds.upper[:, n:])
-        named = dict(zip(("image_raw", "image_lower", "image_upper"), (part[:, 0] for part in together), strict=True))
-        arrays |= named
-        dims |= dict.fromkeys(named, _ROWS)
+        arrays |= {"image_raw": own @ images[0].to(own)}
+        arrays |= {"image_lower": bounds.lower[:, n], "image_upper": bounds.upper[:, n]}
+        dims |= dict.fromkeys(("image_raw", "image_lower", "image_upper"), _ROWS)
     shape = [len(axis) for axis in axes[:3]]
     whole = {name: array.unflatten(0, shape) for name, array in arrays.items()}
     held = Provable(whole, dims, edge_claims(captured, places, wanted, bounding.epsilon))

@@ -22,6 +22,7 @@ from identikit.explanation.result import Explanation
 from identikit.maths.linalg import Resolution, column_scales, matrix_rank, rounding_unit
 from identikit.maths.polytope.exact import compile_solver
 from identikit.progress import Progress
+from identikit.results.pictures import image_regions
 from identikit.shapes import Bool, Float, Int, Tensor
 
 SECONDS = 20.0  # how long `explain` may take
@@ -74,10 +75,13 @@ def attention_facts(
     """Return the arrays by layer and the other facts on attention, and the bounded rows that all of them rest on."""
     special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
     tokens = candidates(attention)
-    groups = [special or [0], *tokens.values()]
+    images = image_regions(attention) if attention.about.get("images") else {}
+    groups = [special or [0], *tokens.values(), *images.values()]
     raw, effective, even = group_mass(attention, membership(groups, len(attention.tokens)))
     sunk = is_sink(raw, even)
-    bounded = [0, *sunk[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()]
+    sinks = [group for group in range(1, len(tokens) + 1) if sunk[:, group].any()]
+    shown = range(len(tokens) + 1, len(groups))
+    bounded = [0, *sinks, *shown]
     null = attention.null_dim.double()
     arrays = {
         "special_raw": raw[:, 0],
@@ -101,8 +105,13 @@ def attention_facts(
     seconds = None if limit.seconds is None else limit.left()  # what all else has left of it
     sample = sample_rows(attention, [groups[group] for group in bounded], seconds=seconds, seed=SEED, progress=progress)
     ends = {group: group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)}
+    facts["to_images"] = []
+    for name, group in zip(images, shown, strict=True):
+        lower, upper = ends[group]
+        means = {"raw": raw[:, group].tolist(), "lower": lower.ends()[0].tolist(), "upper": upper.ends()[1].tolist()}
+        facts["to_images"].append({"image": name} | means)
     facts["sinks"] = []
-    for group in bounded[1:]:
+    for group in sinks:
         token = [*tokens][group - 1]
         sink = {"token": token, "keys": tokens[token], "layers": _numbers(attention, sunk[:, group])}
         sink["value_size"] = [float(value_sizes(layer, [tokens[token]]).nanmean()) for layer in layers]

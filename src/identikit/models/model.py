@@ -44,10 +44,10 @@ class Model:
 
     `hf` is the transformers model that is read, `blocks` are its modules for the layers, and `returned` says how many
     things each of these returns in a tuple (0: its vectors alone). `tokenizer` is what reads for it, and `images` what
-    reads the images in its texts (None: it reads none). `name` and
-    `revision` are what it was loaded under, and `recipe` says how (None: it was in memory). `family` is its row in the
-    table of architectures, and `proof` how it was proved that it is read correctly; `proof_with_images` is the proof
-    that held when this was also shown on a text with images.
+    reads the images in its texts (None: it reads none). `name` and `revision` are what it was loaded under, and
+    `recipe` says how (None: it was in memory). `family` is its row in the table of architectures, and `proof` how it
+    was proved that it is read correctly; `proof_with_images` is the proof that held when this was also shown on a text
+    with images.
 
     One thread at a time reads a model, and finds it as it came; other threads wait. Your own forward passes in another
     thread are not held off: do not run a model while it is read.
@@ -196,8 +196,8 @@ class Model:
 
         A text of more tokens than the model has positions for, or than `max_tokens`, is an error; with `truncate` it is
         cut there. Where the model reads `images`, a text may be (image, question), or messages with images. In the
-        place of texts, a model of images takes PIL images or their paths, and a model of sounds the
-        paths of sound files or arrays of samples; with `features=False` only the names of their tokens are kept.
+        place of texts, a model of images takes PIL images or their paths, and a model of sounds the paths of sound
+        files or arrays of samples; with `features=False` only the names of their tokens are kept.
         """
         if self.family.features is not None:
             source = FeatureSource(self.family.features, self.tokenizer, self.hf.main_input_name, self.hf.config)

@@ -96,14 +96,15 @@ def load(
     """Load a model and prove that it can be read.
 
     `model` is a hub id, a folder, a transformers model in memory with its `tokenizer` (or image processor, or feature
-    extractor), the tuple of these two, or None for the packaged model, which is also called "all-MiniLM-L6-v2" (unless
-    there is a folder of that name). Weights are read only from safetensors, in float32 on the CPU unless `dtype` and
-    `device` say otherwise. `dtype` is a torch dtype, its name, or "auto" for the one that the checkpoint's
-    configuration names, or else its weights have. A model in memory keeps its device and dtype, and is left as it was
-    after every call. A model that peft has wrapped is read with its active adapters, and a folder or hub id of an
-    adapter with its base model. `device_map` ("auto", or a dict) has accelerate offload what does not fit to the CPU's
-    memory or to disk, as in transformers; a model in memory may be offloaded so, too. Of a model of two towers, `tower`
-    says which one is read: "text" or "vision". Code from a hub runs only with `trust_remote_code`.
+    extractor, or for images in texts the processor of both), the tuple of these two, or None for the packaged model,
+    which is also called "all-MiniLM-L6-v2" (unless there is a folder of that name). Weights are read only from
+    safetensors, in float32 on the CPU unless `dtype` and `device` say otherwise. `dtype` is a torch dtype, its name, or
+    "auto" for the one that the checkpoint's configuration names, or else its weights have. A model in memory keeps its
+    device and dtype, and is left as it was after every call. A model that peft has wrapped is read with its active
+    adapters, and a folder or hub id of an adapter with its base model. `device_map` ("auto", or a dict) has accelerate
+    offload what does not fit to the CPU's memory or to disk, as in transformers; a model in memory may be offloaded so,
+    too. Of a model of two towers, `tower` says which one is read: "text" or "vision". Code from a hub runs only with
+    `trust_remote_code`.
     """
     if sys.flags.optimize > 1:
         raise ModelError("Loading a model: transformers reads docstrings, which python -OO leaves out. Use at most -O.")
