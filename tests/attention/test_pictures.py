@@ -163,7 +163,7 @@ def test_sinks_are_marked():
     for head in range(4):
         row = attention.sel(layer=0, head=head, query=-1)
         weights = row.raw[2:8]
-        (axes,) = plots.image_overlay(row, "raw")
+        (axes,) = plots.image_overlay(row, "effective")
         marked = [tuple(point) for line in axes.lines for point in line.get_xydata()]
         expected = [
             (8.0 * (place % 3) + 4, 8.0 * (place // 3) + 4)

@@ -84,6 +84,14 @@ def test_several_images_stand_where_they_were_put():
     assert own == ["w5", *first, "w6", "w5", *second, "w7", "w8", "w9"]
 
 
+def test_a_chat_without_images_goes_through_the_same_template():
+    parts = encode([{"role": "user", "content": [{"type": "text", "text": "w5 w6"}]}])
+    plain = encode([{"role": "user", "content": "w5 w6"}])
+    assert plain.tokens == parts.tokens == ("<s>", "w50", "w5", "w6", "w51", "w52")
+    assert plain.images is None and plain.text == ({"role": "user", "content": "w5 w6"},)
+    assert ik.effective_attention(pictured.shared("gemma3"), list(plain.text)).about["causal"]
+
+
 def test_marks_end_where_the_callers_words_end():
     """Beside tokens of the template without a space between, so that a character more or less would show."""
     model = pictured.loaded("llava")

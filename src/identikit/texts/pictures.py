@@ -133,14 +133,15 @@ class PictureSource:
     reader: ImageReader
 
     def holds(self, text: object) -> bool:
-        """Whether a text has an image in it, or content in parts, as messages with images have.
+        """Whether a text is to be read here: it has an image in it, or is a chat, whose template is the processor's.
 
         A pair whose first half is the path of an image file is an image and a question.
         """
         if isinstance(text, TextWithImages):
             return True
         if is_chat(text):
-            return any(not isinstance(message.get("content"), str) for message in text)
+            in_parts = any(not isinstance(message.get("content"), str) for message in text)
+            return in_parts or self.reader.processor is not None
         if isinstance(text, tuple) and len(text) == 2:
             first = text[0]
             listed = first if isinstance(first, list | tuple) and first else [first]
@@ -168,16 +169,17 @@ class PictureSource:
         aligned = word_spans(encoding, (string,), separates_words(self.tokenizer))
         words = [(span, place) for span, place in aligned if own[span[0]]]
         arguments = self._arguments(made, ids)
+        read = ImagesRead(arguments, about) if prompt.images else None
         return Encoded(
             ids=tuple(ids),
             segments=(0,) * len(ids) if "token_type_ids" in self.tokenizer.model_input_names else None,
             special=tuple(not mine and place not in names for place, mine in enumerate(own)),
             tokens=tuple(names.get(place, token) for place, token in enumerate(tokens)),
             words=tuple(span for span, _ in words),
-            text=TextWithImages(given, _digest(ids, arguments)),
+            text=TextWithImages(given, _digest(ids, arguments)) if read else tuple(map(dict, given)),
             characters=tuple(place for _, place in words),
             parts=(string,),
-            images=ImagesRead(arguments, about),
+            images=read,
         )
 
     def _check(self, name: str) -> None:
@@ -295,7 +297,7 @@ class PictureSource:
 
 
 def _is_picture(value: object) -> bool:
-    """Whether a value is an image or the path of an image file; a string is one if it ends or exists as such."""
+    """Whether a value is an image or the path of one; a string is one if it ends like the name of an image file."""
     if isinstance(value, str):
         return value.lower().endswith(_SUFFIXES) and "\n" not in value
     return is_image(value) or isinstance(value, os.PathLike)
