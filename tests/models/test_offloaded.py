@@ -1,4 +1,4 @@
-"""Models that accelerate has offloaded, or spread over devices: the same numbers, and hooks and weights as they were."""
+"""Models that accelerate offloads or spreads over devices: the same numbers, and hooks and weights as they were."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
