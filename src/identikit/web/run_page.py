@@ -42,7 +42,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Chart:
     """One column of a table, drawn by head ("heads"), by layer ("layers") or by the length of texts ("lengths")."""
 
     kind: str
@@ -120,7 +120,7 @@ def _about(store: Store, tables: Mapping[str, Frame]) -> dict[str, object]:
     return {name: value for name, value in about.items() if value not in ("", None)}
 
 
-def _pictures(name: str, table: Frame, columns: Mapping[str, DataColumn]) -> Iterator[Picture]:
+def _pictures(name: str, table: Frame, columns: Mapping[str, DataColumn]) -> Iterator[Chart]:
     """Yield the pictures of a table's real numbers, one for each combination of what is not averaged."""
     keys = [key for key, column in columns.items() if column.key]
     by = [key for key in ("layer", "head") if key in keys]
@@ -143,7 +143,7 @@ def _pictures(name: str, table: Frame, columns: Mapping[str, DataColumn]) -> Ite
         kind = {0: "lengths", 1: "layers", 2: "heads"}[len(by)]
         for facet, cells in drawn:
             if cells:
-                yield Picture(kind, name, column, about, facet, cells, min(values), max(values))
+                yield Chart(kind, name, column, about, facet, cells, min(values), max(values))
 
 
 def _cells(table: Frame, column: str, by: Sequence[str], of_texts: bool) -> tuple[Cell, ...]:
