@@ -3,20 +3,19 @@
 import inspect
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.models import families
-from identikit.models.blocks import Block, Reached, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
+from identikit.models.blocks import Block, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
 from identikit.models.load.fingerprint import Identity, identity_of
 from identikit.models.load.linear import differentiable, vocabulary_size
-from identikit.models.load.weights import check_finite, check_in_place, packing_of, place_of
+from identikit.models.load.weights import broken_weight, check_in_place, packing_of, place_of, wider_dtype
 from identikit.models.surroundings import Makeup, as_written, makeup, turn, undisturbed
 from identikit.models.taps.tap import AttentionCall, Visitor
 from identikit.results.axis import Index, chosen
@@ -117,6 +116,12 @@ class Model:
         return place_of(self.hf)
 
     @property
+    def home(self) -> torch.device | None:
+        """Where layers are on several devices, the one on which what is read comes together; None: they are on one."""
+        blocks = families.find_all(self.hf.base_model, self.family.blocks)
+        return self.device if any(place_of(block) != self.device for block in blocks) else None
+
+    @property
     def modality(self) -> str:
         """What the model reads: "text", "image" or "sound"."""
         return "text" if self.family.features is None else self.family.features.modality
@@ -167,13 +172,14 @@ class Model:
     def projection(self, layer: int) -> Float[Tensor, "head d_v d"]:
         """Return H of Eq. 2 for every head: a copy of its slice of the layer's output projection."""
         (layer,) = self.attending(layer)
-        return families.output_projection(self.family, self.blocks[layer], self.n_heads, self.dtype).clone()
+        projection = families.output_projection(self.family, self.blocks[layer], self.n_heads, self.dtype)
+        return projection.to(self.device, copy=True)
 
     def value_bias(self, layer: int) -> Float[Tensor, "kv_head d_v"] | None:
         """Return a copy of the bias in the layer's values, or None if there is none."""
         (layer,) = self.attending(layer)
         bias = families.value_bias(self.family, self.blocks[layer], self.n_key_value_heads, self.d_value)
-        return None if bias is None else bias.clone()
+        return None if bias is None else bias.to(self.device, copy=True)
 
     def attending(self, layers: Index = None) -> tuple[int, ...]:
         """Return the layers whose attention a caller asked for; None: all that have softmax attention."""
@@ -267,8 +273,11 @@ class Model:
         """
         with self._tapped(visit) as watch:
             output = self._forward(batch)
-        check_finite(self.hf, self.name, self.dtype, batch.keep, [watch.inputs, *watch.hidden])
-        return Trace(watch.inputs, tuple(watch.hidden), getattr(output, "logits", None), tuple(watch.blocks))
+        self._check_finite(batch, [watch.inputs, *watch.hidden])
+        logits = getattr(output, "logits", None)
+        if logits is not None:
+            logits = logits.to(watch.inputs.device)
+        return Trace(watch.inputs, tuple(watch.hidden), logits, tuple(watch.blocks))
 
     def gradients(
         self, batch: TokenBatch, target: Callable[[Float[Tensor, "batch n d"]], Tensor]
@@ -286,27 +295,20 @@ class Model:
             found = torch.autograd.grad(target(watch.hidden[-1]).sum(), list(moved.values()), materialize_grads=True)
         return dict(zip(moved, found, strict=True))
 
-    def at_position(
-        self, batch: TokenBatch, position: int, visit: Visitor, *, depth: int
-    ) -> tuple[Float[Tensor, "batch d"], ...]:
-        """Run texts of one token each through the first `depth` blocks, as if each stood at `position`.
-
-        Such a token sees nothing before it, so `visit` has to return the head output of every layer. Returns what each
-        block makes of the token.
-        """
-        arguments = self.arguments(batch)
-        if "position_ids" in self._accepted:
-            arguments["position_ids"] = torch.full_like(arguments["input_ids"], position)
-
-        def stop(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if len(watch.hidden) == depth:
-                raise Reached
-
-        with self._tapped(visit) as watch, ExitStack() as stack, suppress(Reached):
-            for module in families.find_all(self.hf.base_model, self.family.blocks):
-                stack.callback(module.register_forward_hook(stop).remove)
-            self.hf(**arguments)
-        return tuple(hidden[:, 0] for hidden in watch.hidden)
+    def _check_finite(self, batch: TokenBatch, vectors: list[Tensor]) -> None:
+        """Refuse a run whose embedding sum, or a block's output, is not finite at a token; padding does not count."""
+        padding = ~batch.keep.to(vectors[0].device)
+        finite = torch.stack([(tensor.isfinite().all(-1) | padding).all() for tensor in vectors]).tolist()
+        if all(finite):
+            return
+        first = finite.index(False)
+        where = "before layer 0" if first == 0 else f"after layer {first - 1}"
+        weight = broken_weight(self.hf)
+        advice = wider_dtype(self.dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
+        raise ModelError(
+            f"Running {self.name}: its hidden vectors {where} hold NaN or infinity in "
+            f"{str(self.dtype).removeprefix('torch.')}, so nothing can be read from this text. {advice}"
+        )
 
     @contextmanager
     def split(self, batch: TokenBatch, run: tuple[Trace, list[AttentionCall]] | None = None) -> Iterator[Split]:
@@ -353,9 +355,7 @@ class Model:
             arguments["position_ids"] = (batch.keep.long().cumsum(-1) - 1).clamp(min=0)
         if batch.images is not None:  # nothing is padded, and positions of images may have rows and columns
             arguments.pop("position_ids", None)
-            for name, tensor in batch.images.arguments.items():
-                floating = self.hf.dtype if tensor.is_floating_point() else tensor.dtype
-                arguments[name] = tensor.to(self.device, floating)
+            arguments |= batch.images.to(self.device, self.hf.dtype)
         return arguments | {name: False for name in ("use_cache", "use_mems") if name in self._accepted}
 
     @contextmanager
@@ -382,7 +382,7 @@ class Model:
     @contextmanager
     def _tapped(self, visit: Visitor) -> Iterator[Watch]:
         """Run with the tap in place and every block watched."""
-        with self.switched(), watching(self.name, self.family, self.hf.base_model, visit) as watch:
+        with self.switched(), watching(self.name, self.family, self.hf.base_model, visit, self.home) as watch:
             yield watch
 
 

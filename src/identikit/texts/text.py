@@ -48,6 +48,13 @@ class ImagesRead:
     arguments: Mapping[str, Tensor]
     about: tuple[dict[str, Any], ...]
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return the arguments on a device, those that are not whole numbers in a dtype."""
+        return {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in self.arguments.items()
+        }
+
     def repeated(self, count: int) -> "ImagesRead":
         """Return the images of a text that is there several times."""
         arguments = {name: tensor.repeat(count, *[1] * (tensor.ndim - 1)) for name, tensor in self.arguments.items()}

@@ -5,9 +5,8 @@ What transformers itself turns into plain weights is read that way; packed ones 
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from identikit.errors import ModelError
-from identikit.shapes import Bool, Tensor
+from identikit.shapes import Tensor
 
 PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _BARE = ("torch.nn.", "transformers.pytorch_utils")  # whose modules read plain weights only
@@ -213,15 +212,6 @@ def offloaded_again(model: nn.Module) -> Iterator[None]:
                     hook.post_forward(module, ())
 
 
-def gguf_words(file: Path) -> str:
-    """Return what is wrong with a GGUF file, and what to do."""
-    return (
-        "it is a GGUF file, whose weights are packed. Save them as plain ones with transformers and its package gguf: "
-        f"AutoModelForCausalLM.from_pretrained({str(file.parent)!r}, gguf_file={file.name!r}).save_pretrained(folder), "
-        "and the tokenizer likewise; then name that folder."
-    )
-
-
 # NaN and infinity
 
 
@@ -243,24 +233,6 @@ def wider_dtype(dtype: torch.dtype) -> str:
         return "No wider dtype is read: check the model's weights, or use another text."
     wider = {torch.float16: '"bfloat16" or "float32"', torch.bfloat16: '"float32"', torch.float32: '"float64"'}[dtype]
     return f"Load the model with dtype={wider}."
-
-
-def check_finite(
-    model: nn.Module, name: str, dtype: torch.dtype, keep: Bool[Tensor, "batch n"], vectors: Sequence[Tensor]
-) -> None:
-    """Refuse a run whose embedding sum, or a block's output, is not finite at a token; padding does not count."""
-    padding = ~keep.to(vectors[0].device)
-    finite = torch.stack([(tensor.isfinite().all(-1) | padding).all() for tensor in vectors]).tolist()
-    if all(finite):
-        return
-    first = finite.index(False)
-    where = "before layer 0" if first == 0 else f"after layer {first - 1}"
-    weight = broken_weight(model)
-    advice = wider_dtype(dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
-    raise ModelError(
-        f"Running {name}: its hidden vectors {where} hold NaN or infinity in "
-        f"{str(dtype).removeprefix('torch.')}, so nothing can be read from this text. {advice}"
-    )
 
 
 # Adapters (PEFT)

@@ -9,7 +9,7 @@ transformers is forked, and no attention matrix is needed.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -44,8 +44,12 @@ _place: ContextVar["Place"] = ContextVar("identikit_place")
 
 @dataclass
 class Place:
-    """Where a run is: the index of the block that is running, and how many attention calls were made so far."""
+    """Where a run is: the index of the block that is running, and how many attention calls were made so far.
 
+    `home` is the device on which what is read comes together, where layers are on several; None: they are on one.
+    """
+
+    home: torch.device | None = None
     block: int = 0
     calls: int = 0
 
@@ -191,6 +195,16 @@ class AttentionCall:
             gate=None if self.gate is None else part(self.gate),
         )
 
+    def on(self, device: torch.device | None) -> "AttentionCall":
+        """Return the call with all its tensors on a device; None: where they are."""
+        if device is None or self.query.device == device:
+            return self
+        parts = {each.name: getattr(self, each.name) for each in fields(self)}
+        moved: dict[str, Any] = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
+        if self.bias_keys is not None:
+            moved["bias_keys"] = partial(_keys_on, self.bias_keys, self.query.device, device)
+        return replace(self, **moved)
+
     def row_chunks(self) -> Iterator[slice]:
         """Yield ranges of queries whose scores, for all heads, fit in `ROW_BYTES`."""
         batch, head, length, _ = self.query.shape
@@ -233,10 +247,17 @@ def _keys_of_text(
     return bias_keys(row, heads, places[queries])[:, :, places]
 
 
+def _keys_on(
+    bias_keys: BiasKeys, layer: torch.device, home: torch.device, text: int, heads: Tensor, queries: Tensor
+) -> Float[Tensor, "head row n d_k"]:
+    """Return the `bias_keys` of a layer on one device for heads and queries on another."""
+    return bias_keys(text, heads.to(layer), queries.to(layer)).to(home)
+
+
 def hand_over(call: AttentionCall) -> Float[Tensor, "batch head query d_v"]:
     """Give a layer's call to the visitor; return the head output that the model continues with."""
-    replaced = _visitor.get()(call)
-    return call.output if replaced is None else replaced
+    replaced = _visitor.get()(call.on(_place.get().home))
+    return call.output if replaced is None else replaced.to(call.query.device)
 
 
 def next_layer() -> int:
@@ -312,7 +333,7 @@ def _mask(
     **others: Any,
 ) -> Tensor | None:
     """Return the mask as bool, or for a long text an empty stand-in that carries its rule."""
-    if kv_length <= LONGEST_MASK:
+    if kv_length <= LONGEST_MASK or _place.get().home is not None:  # a stand-in cannot go from device to device
         others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         return sdpa_mask(
             batch_size, q_length, kv_length, mask_function=mask_function, attention_mask=attention_mask,
@@ -334,9 +355,9 @@ AttentionMaskInterface.register(NAME, _mask)
 
 
 @contextmanager
-def visiting(visitor: Visitor) -> Iterator[Place]:
+def visiting(visitor: Visitor, home: torch.device | None = None) -> Iterator[Place]:
     """Send the attention calls made inside to `visitor`; yield where the run is, set by whoever watches the blocks."""
-    place = Place()
+    place = Place(home)
     visitor_before = _visitor.set(visitor)
     place_before = _place.set(place)
     try:
