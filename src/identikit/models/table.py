@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from identikit.models.taps import own
-from identikit.models.taps.tap import switched, switched_inside
+from identikit.models.taps.tap import switched
 from identikit.shapes import Tensor
 from identikit.texts import layouts
 from identikit.texts.features import Images, Sounds
@@ -129,7 +129,7 @@ _BERT = Family("encoder.layer.*", "attention.output.dense", "attention.self.valu
 _ROBERTA = replace(_BERT, limit=_after_padding)
 _LLAMA = Family("layers.*", "self_attn.o_proj", "self_attn.v_proj", positions=True, causal=True)
 _INSIDE = replace(_LLAMA, blocks="language_model.layers.*")  # the text model of a model that also reads images
-_PICTURED = replace(_INSIDE, tap=switched_inside)  # whose tap leaves the part that reads the images alone
+_PICTURED = replace(_INSIDE, tap=own.inside)  # whose tap leaves the part that reads the images alone
 _QWEN_VL = replace(_PICTURED, images=layouts.QWEN)
 _IDEFICS3 = replace(_PICTURED, blocks="text_model.layers.*", images=layouts.IDEFICS3)
 _GPT2 = Family("h.*", "attn.c_proj", "attn.c_attn", positions=True, causal=True)

@@ -394,15 +394,3 @@ def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[Non
     with restored(model):
         model.set_attn_implementation(implementation)
         yield
-
-
-@contextmanager
-def switched_inside(model: PreTrainedModel) -> Iterator[None]:
-    """Put the tap into the text model inside a model; what reads its images keeps its own attention.
-
-    The text model's configuration says so, and it is shared with the whole model, which makes its masks.
-    """
-    text = model.config.get_text_config()
-    inside = next(module for module in model.modules() if isinstance(module, PreTrainedModel) and module.config is text)
-    with switched(inside):
-        yield
