@@ -139,6 +139,16 @@ def test_a_pair_of_texts_stays_a_pair():
     assert plain.images is None and plain.tokens == ("<s>", "w5", "w6")
 
 
+def test_a_dataset_is_known_by_its_pictures_and_not_by_their_paths(tmp_path: Path):
+    model = pictured.shared("llava")
+    path = tmp_path / "photo.png"
+    PHOTO.save(path)
+    before = model.names([(str(path), "w5"), "w5 w6"])
+    PHOTO.rotate(180).save(path)
+    after = model.names([(str(path), "w5"), "w5 w6"])
+    assert before[0] != after[0] and before[1] == after[1] == "w5 w6"
+
+
 def test_texts_with_images_are_batches_of_their_own():
     model = pictured.shared("llava")
     encoded = model.encode(["w5 w6", (PHOTO, "w5"), (PHOTO, "w6"), "w7 w8"])

@@ -351,7 +351,7 @@ def inside(model: PreTrainedModel) -> Iterator[None]:
     """
     text = model.config.get_text_config()
     models = (module for module in model.modules() if isinstance(module, PreTrainedModel))
-    with tap.switched(next(part for part in models if part.config is text)):
+    with tap.switched(next((part for part in models if part.config is text), model)):
         yield
 
 
