@@ -133,7 +133,8 @@ def _numbers(module: nn.Module) -> Iterator[str]:
         elif isinstance(value, Tensor):  # one that is neither a parameter nor a buffer
             yield f"{name}={_value(value)}"
         elif isinstance(value, dict):  # such as the scales of adapters
-            yield from (f"{name}.{key}={entry!r}" for key, entry in value.items() if isinstance(entry, float))
+            entries = sorted((str(key), entry) for key, entry in value.items() if isinstance(entry, float))
+            yield from (f"{name}.{key}={entry!r}" for key, entry in entries)
 
 
 def _functions(module: nn.Module) -> Iterator[str]:
