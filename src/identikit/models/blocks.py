@@ -17,6 +17,9 @@ from identikit.models.taps.tap import AttentionCall, Place, Visitor, visiting
 from identikit.shapes import Bool, Float, Tensor
 
 
+_NONE = -1  # as the number of the attention call that is read: none is
+
+
 class BlockCall(NamedTuple):
     """A block (`module`) that ran, and what it was called with: `args` and `kwargs`."""
 
@@ -92,19 +95,25 @@ class Watch:
         _ = self.inputs  # refuses a row whose embedding comes after the first block
         self.place.block = len(self.blocks)
         self.blocks.append(call)
+        if self.family.reads is not None:  # what attends between its blocks is its encoder
+            self.place.calls = 0
+            self.attended = 0
+            self.place.wanted = self.family.reads
 
     def on_leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Keep what a block returns; refuse one that did not attend just once."""
+        """Keep what a block returns; refuse one that did not attend just once, or twice in a decoder."""
         self.hidden.append(self._batch_first(first_output(output)))
         self.returned.append(len(output) if isinstance(output, tuple) else 0)
-        expected = int(families.mixer_instead(self.family, module) is None)
+        expected = 2 if self.family.reads is not None else int(families.mixer_instead(self.family, module) is None)
         made = self.place.calls - self.attended
         if made != expected:
             raise ModelError(
                 f"Reading {self.name}: block {self.place.block} ({type(module).__name__}) called the tapped attention "
-                f"{made} times, not {'once' if expected else 'never'}."
+                f"{made} times, not {('never', 'once', 'twice')[expected]}."
             )
         self.attended = self.place.calls
+        if self.family.reads is not None:
+            self.place.wanted = _NONE
 
     def _batch_first(self, hidden: Tensor) -> Tensor:
         return hidden.transpose(0, 1) if self.family.sequence_first else hidden
@@ -126,6 +135,7 @@ def watching(name: str, family: Family, base: nn.Module, visit: Visitor) -> Iter
     """Send attention calls to `visit` and watch every block of `base`; at the end, check that each attended once."""
     with visiting(visit) as place, ExitStack() as stack:
         watch = Watch(name, family, place)
+        place.wanted = None if family.reads is None else _NONE
         if family.embedding is not None:
             embedding = families.find(base, family.embedding)
             stack.callback(embedding.register_forward_pre_hook(watch.on_embedding).remove)
@@ -133,7 +143,8 @@ def watching(name: str, family: Family, base: nn.Module, visit: Visitor) -> Iter
             stack.callback(module.register_forward_pre_hook(watch.on_enter, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(watch.on_leave).remove)
         yield watch
-    if not watch.hidden or place.calls != watch.attended:
+    outside = family.reads is None and place.calls != watch.attended
+    if not watch.hidden or outside:
         raise ModelError(
             f"Reading {name}: its {len(watch.blocks)} blocks called the tapped attention {place.calls} times, not once "
             "each. Its attention does not go through transformers' attention interface as identikit needs."

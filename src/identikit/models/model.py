@@ -51,20 +51,38 @@ class Model:
     """
 
     recipe: "Recipe | None" = None
+    whole: PreTrainedModel | None = None
+    """The model of two stacks, of which `hf` is the encoder; None where there is no decoder."""
+    writer: Any = None
+    """The tokenizer of a decoder's texts, where the encoder reads something else; None: `tokenizer`."""
+    crosses: bool = False
+    """Whether its keys are tokens of a source, which an encoder reads."""
+    sides: "dict[str, Model]"
+    """The models that read the decoder, by its attention, as far as they were asked for."""
+    turns_on: nn.Module | None = None
+    """The module whose turn a thread takes to read the model."""
 
     def __init__(self, hf: PreTrainedModel, tokenizer: Any, *, name: str, revision: str | None = None):
         self.family = families.family_of(hf)
-        self.hf = hf = families.stack_of(self.family, hf)
-        self.tokenizer = tokenizer
         self.name = name
         self.revision = revision
+        self.sides = {}
+        if families.has_decoder(self.family, hf):
+            self.whole = hf
+        self._open(families.stack_of(self.family, hf), tokenizer)
+
+    def _open(self, hf: PreTrainedModel, tokenizer: Any) -> None:
+        """Take the stack that is read, and measure it."""
+        self.hf = hf
+        self.tokenizer = tokenizer
         self.limit = self.family.limit(hf.config)
         parameters = inspect.signature(hf.forward).parameters
         self._accepted = set(parameters)
         hands_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         if hands_on and hasattr(hf.config.get_text_config(), "use_cache"):  # to a text model
             self._accepted.add("use_cache")
-        self._first = families.find_all(hf.base_model, self.family.blocks)[0]
+        if self.turns_on is None:
+            self.turns_on = families.find_all(hf.base_model, self.family.blocks)[0]
         self.proof: tuple[Makeup, Callable[[Model], int]] | None = None  # its makeup when it was proved, and how
         with self.alone():
             self._measure()
@@ -150,7 +168,7 @@ class Model:
     def check_unchanged(self, since: str | None = None) -> None:
         """Refuse a model that is not the one whose fingerprint is `since`; None: the one last taken."""
         check_in_place(self.hf, self.name)
-        with turn(self._first):  # while another thread reads the model, hooks are on it
+        with turn(self.turns_on):  # while another thread reads the model, hooks are on it
             found = identity_of(self.hf, self.tokenizer).model
         if found != (self.fingerprint if since is None else since):
             raise ModelError(
@@ -196,6 +214,9 @@ class Model:
         if self.family.features is not None:
             source = FeatureSource(self.family.features, self.tokenizer, self.hf.main_input_name, self.hf.config)
             return encode_features(source, texts, room_for(self.limit, max_tokens, truncate), keep=features)
+        return self._encode_texts(texts, truncate, max_tokens)
+
+    def _encode_texts(self, texts: object, truncate: bool, max_tokens: int | None) -> list[Encoded]:
         encoded = encode(self.tokenizer, texts, limit=self.limit, max_tokens=max_tokens, truncate=truncate)
         for text in encoded:
             highest = max(text.ids)
@@ -362,7 +383,7 @@ class Model:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other threads off the model; where its modules, hooks or dtypes have changed, prove it anew first."""
-        with turn(self._first) as outermost:
+        with turn(self.turns_on) as outermost:
             if outermost and self.proof is not None and self.proof[0] != makeup(self.hf):
                 self._measure()
                 self.proof[1](self)
@@ -385,6 +406,11 @@ class Model:
         """Run with the tap in place and every block watched."""
         with self.switched(), watching(self.name, self.family, self.hf.base_model, visit) as watch:
             yield watch
+
+
+def keys_of(model: Model, batch: TokenBatch) -> TokenBatch:
+    """Return the tokens that a batch's tokens see: the batch itself, or the source that an encoder reads."""
+    return batch if batch.source is None or not model.crosses else batch.source
 
 
 def checked_model(model: object) -> Model:

@@ -10,8 +10,9 @@ import torch
 from identikit.errors import InputError, ModelError
 from identikit.maths.visible import Visible, visible_from_mask, visible_window
 from identikit.models.load.check import TOLERANCE
-from identikit.models.model import Model, Split, Trace
+from identikit.models.model import Model, Split, Trace, keys_of
 from identikit.models.taps.tap import AttentionCall, RowMask, Visitor
+from identikit.results.result import SOURCE
 from identikit.shapes import Tensor
 from identikit.texts.text import Text, TokenBatch, collate, text_alone
 
@@ -106,10 +107,17 @@ class Reading:
         return self.batch.tokens[0]
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """The tokens that its tokens see: these themselves, or those of the source."""
+        return keys_of(self.model, self.batch).tokens[0]
+
+    @property
     def about(self) -> dict[str, Any]:
         """What every Result of a text keeps of it."""
-        words = [list(span) for span in self.batch.words[0]]
-        return {"tokens": list(self.tokens), "special": self.batch.special[0].tolist(), "words": words}
+        facts = _facts(self.batch)
+        if self.model.crosses:
+            facts[SOURCE] = _facts(keys_of(self.model, self.batch))
+        return facts
 
     @contextmanager
     def split(self) -> Iterator[Split]:
@@ -127,6 +135,11 @@ class Reading:
         hidden = _largest_change(before.hidden[-1], after.hidden[-1])
         assert hidden is not None
         return Change(hidden, _largest_change(before.logits, after.logits))
+
+
+def _facts(batch: TokenBatch) -> dict[str, Any]:
+    words = [list(span) for span in batch.words[0]]
+    return {"tokens": list(batch.tokens[0]), "special": batch.special[0].tolist(), "words": words}
 
 
 def readings(
@@ -161,8 +174,10 @@ def _captured(
     def visit(call: AttentionCall) -> None:
         if call.layer not in layers:
             return
+        keys = keys_of(model, batch)
         for row in range(len(batch)):
-            alone = call.of_text(row, batch.rows(row).to(call.query.device))
+            positions = [tokens.rows(row).to(call.query.device) for tokens in (batch, keys)]
+            alone = call.of_text(row, *positions)
             key = (id(call.mask), row)
             if key not in seen:
                 seen[key] = (call.mask, visible_keys(alone))  # the mask is kept alive so that its id stays its own

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 FORMAT = "identikit-result-2"
 LARGEST = 1 << 26  # entries of one array above which a table or a file is refused
+SOURCE = "source"
+"""The fact that holds the tokens of keys, where these are not the text's own: `tokens`, `special` and `words`."""
 _ARRAYS = "arrays.safetensors"
 R = TypeVar("R", bound="Result")
 CLASSES: dict[str, type["Result"]] = {}
@@ -131,6 +133,15 @@ class Result(ABC):
     def tokens(self) -> tuple[str, ...]:
         """The tokens of the text."""
         return tuple(self.about.get("tokens", ()))
+
+    def text_of(self, axis: str) -> Mapping[str, Any]:
+        """Return the facts of the text that an axis ranges over: its `tokens`, which are `special`, and its `words`."""
+        return self.about.get(SOURCE, self.about) if axis == "key" else self.about
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The tokens that are keys: those of the text, or of the source in cross-attention."""
+        return tuple(self.text_of("key").get("tokens", ()))
 
     @property
     def model_name(self) -> str:

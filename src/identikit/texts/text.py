@@ -9,14 +9,23 @@ import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from identikit.shapes import Bool, Float, Int, Tensor
 
-Text = str | tuple[str, str] | tuple[int, ...] | tuple[dict[str, str], ...]
+
+
+class Translation(NamedTuple):
+    """A source, which an encoder reads, and the target that a decoder reads with it."""
+
+    source: Any
+    target: Any
+
+
+Text = str | tuple[str, str] | tuple[int, ...] | tuple[dict[str, str], ...] | Translation
 LONGEST = 10_000_000  # characters of a text; tokenising takes a few hundred bytes for each
 Side = Literal["right", "left"]
 Result = TypeVar("Result")
@@ -34,7 +43,8 @@ class Encoded:
     pieces by these two. Punctuation marks are words of their own; special tokens and lone white space belong to no
     word. `parts` are the strings that were read: the text, the halves of a pair, or what token ids spell between
     special tokens. Tokenizers in pure Python, and ids that no string is split into, cannot be aligned: they have no
-    words. `features` are an image's pixels, or a sound's samples or spectrogram; these have no ids.
+    words. `features` are an image's pixels, or a sound's samples or spectrogram; these have no ids. `source` is what an
+    encoder reads, where the text itself is read by a decoder.
     """
 
     ids: tuple[int, ...]
@@ -46,9 +56,15 @@ class Encoded:
     characters: tuple[tuple[int, int, int], ...] = ()
     parts: tuple[str, ...] = ()
     features: Float[Tensor, "*shape"] | None = field(default=None, compare=False)
+    source: "Encoded | None" = None
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def room(self) -> int:
+        """How many positions it takes in a batch: its own, or its source's if these are more."""
+        return len(self) if self.source is None else max(len(self), len(self.source))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +74,7 @@ class TokenBatch:
     `keep` is False for padding, `special` True for tokens that the tokenizer added, and `segments` says which half of a
     pair a token belongs to. `tokens` and `words` are unpadded: a word's span counts the text's own pieces, whichever
     side is padded. `order` gives each row's index in the caller's list. Images and sounds have `features` and no `ids`,
-    and are never padded.
+    and are never padded. `source` is the batch that an encoder reads, where a decoder reads this one.
     """
 
     ids: Int[Tensor, "batch n"] | None
@@ -69,6 +85,7 @@ class TokenBatch:
     words: tuple[tuple[tuple[int, int], ...], ...]
     order: tuple[int, ...]
     features: Float[Tensor, "batch *shape"] | None = None
+    source: "TokenBatch | None" = None
 
     def __len__(self) -> int:
         return len(self.order)
@@ -80,7 +97,7 @@ class TokenBatch:
 
     def to(self, device: torch.device | str) -> "TokenBatch":
         """Return the same batch with its tensors on another device."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor | TokenBatch)}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
     def rows(self, row: int) -> Int[Tensor, " kept"]:
@@ -130,6 +147,7 @@ def collate(
 
     features = [text.features for text in encoded if text.features is not None]
     segments = [text.segments for text in encoded if text.segments is not None]
+    sources = [text.source for text in encoded if text.source is not None]
     return TokenBatch(
         ids=None if features else padded([text.ids for text in encoded], pad_id),
         keep=padded([[True] * len(text) for text in encoded]),
@@ -139,6 +157,7 @@ def collate(
         words=tuple(text.words for text in encoded),
         order=tuple(range(len(encoded)) if order is None else order),
         features=torch.stack(features) if features else None,
+        source=collate(sources, pad_id=pad_id, side=side) if sources else None,
     )
 
 
@@ -149,6 +168,7 @@ def stacked(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
         rows = [getattr(batch, name)[0] for batch in batches if getattr(batch, name) is not None]
         return pad_sequence(rows, batch_first=True, padding_value=fill) if rows else None
 
+    sources = [batch.source for batch in batches if batch.source is not None]
     return TokenBatch(
         ids=joined("ids", pad_id),
         keep=joined("keep"),
@@ -158,6 +178,7 @@ def stacked(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
         words=tuple(batch.words[0] for batch in batches),
         order=tuple(range(len(batches))),
         features=joined("features"),
+        source=stacked(sources, pad_id) if sources else None,
     )
 
 
@@ -170,6 +191,7 @@ def repeated(batch: TokenBatch, count: int) -> TokenBatch:
         tokens=batch.tokens * count,
         words=batch.words * count,
         order=tuple(range(count)),
+        source=None if batch.source is None else repeated(batch.source, count),
     )
 
 
@@ -184,6 +206,7 @@ def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
         words=(batch.words[row],),
         order=(0,),
         features=None if batch.features is None else batch.features[row : row + 1],
+        source=None if batch.source is None else text_alone(batch.source, row),
     )
 
 
@@ -194,12 +217,12 @@ def batches(encoded: Sequence[Encoded], *, pad_id: int, batch_tokens: int = 4096
     """
 
     def shape(index: int) -> tuple[int, ...]:
-        features = encoded[index].features
+        features = (encoded[index].source or encoded[index]).features
         return () if features is None else tuple(features.shape)
 
-    order = sorted(range(len(encoded)), key=lambda index: (-len(encoded[index]), shape(index)))
+    order = sorted(range(len(encoded)), key=lambda index: (-encoded[index].room, shape(index)))
     while order:
-        most = max(1, batch_tokens // len(encoded[order[0]]))
+        most = max(1, batch_tokens // encoded[order[0]].room)
         rows = [index for index in order[:most] if shape(index) == shape(order[0])]
         yield collate([encoded[index] for index in rows], pad_id=pad_id, order=rows)
         order = order[len(rows) :]

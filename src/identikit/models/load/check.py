@@ -16,7 +16,7 @@ from identikit.models import families
 from identikit.models.blocks import Trace, first_output
 from identikit.models.load.linear import ROUNDED, linear_bias
 from identikit.models.load.weights import broken_weight
-from identikit.models.model import Model
+from identikit.models.model import Model, keys_of
 from identikit.models.surroundings import makeup, undisturbed
 from identikit.models.taps.tap import AttentionCall, switched
 from identikit.shapes import Tensor
@@ -48,7 +48,7 @@ def prove(model: Model) -> int:
             _attention_rebuilds_output(model, call)
             _output_is_projected(model, call, output)
         if model.family.value is not None:
-            _made_once(model, "value", values, batch)
+            _made_once(model, "value", values, keys_of(model, batch))
             for call, value in zip(calls, values, strict=True):
                 _values_are_the_layers(model, call, value)
         # Older transformers silently drop the soft-cap under sdpa; their eager attention keeps it.
@@ -144,8 +144,7 @@ def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -
     """
     what = f"output with the tap, padded, is the model's own, alone (`positions={model.family.positions}`)"
     for row, keep in enumerate(batch.keep):
-        alone = model.sample((int(keep.sum()),)) if batch.features is None else text_alone(batch, row)
-        arguments = model.arguments(alone)
+        arguments = model.arguments(text_alone(batch, row))
         arguments.pop("position_ids", None)
         made: list[Tensor] = []
         hook = model.blocks[-1].register_forward_hook(lambda *seen, made=made: made.append(first_output(seen[-1])))
