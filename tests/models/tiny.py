@@ -33,7 +33,7 @@ _GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_
 _T5 = _COMMON | {"d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 3, "num_heads": 4, "decoder_start_token_id": 0}
 _TWO_STACKS = _COMMON | {
     "d_model": 24, "max_position_embeddings": 64, "encoder_layers": 3, "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 40, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 40,
+    "encoder_ffn_dim": 40, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 40,
     "decoder_start_token_id": 0, "scale_embedding": True,
 }  # fmt: skip
 _WHISPER = _TWO_STACKS | {"num_mel_bins": 8, "max_source_positions": 50, "decoder_start_token_id": 1}

@@ -107,8 +107,14 @@ def attention_measure(
 
 
 def _check_whole(kind: ReadingKind, captured: Captured) -> None:
-    """Refuse attention of which layers or heads are missing that a reading is made from."""
+    """Refuse attention of which layers or heads are missing that a reading is made from, or another attention."""
     reading = captured.reading
+    of_decoder = reading.model.family.reads is not None if kind.through else reading.model.crosses and kind.needs
+    if of_decoder and kind.needs != "gradient":
+        raise InputError(
+            f"{kind.name!r} follows what one stack adds to its own tokens, so it cannot be read from this attention "
+            "of a decoder. Use a measure of single edges, such as 'value norm'."
+        )
     every = reading.model.attention_layers
     layers = tuple(layer.call.layer for layer in captured.layers)
     if "head" not in kind.axes and len(captured.layers[0].heads) < reading.model.n_heads:
@@ -162,11 +168,9 @@ class MeasuredText:
             numbers, compare, claims = self._edges(kind)
         numbers = Numbers(*(part.cpu() for part in numbers))
         places = [[layer.call.layer for layer in self.captured.layers].index(layer) for layer in shown]
-        tokens = reading.tokens
-        n = len(tokens)
         possible = (numbers.upper != 0) | (numbers.lower != 0)
         if kind.through:
-            possible &= ~torch.eye(n, dtype=torch.bool)
+            possible &= ~torch.eye(len(reading.tokens), dtype=torch.bool)
         find = partial(self._order, numbers, possible, compare, places)
         numbers = Numbers(*(part[places] for part in numbers))
         certain = numbers.lower.clamp(min=0) + (-numbers.upper).clamp(min=0)
@@ -177,7 +181,10 @@ class MeasuredText:
         dims |= dict.fromkeys(("certain_share", *_ORDER), kind.axes[:-1])
         which = tuple(self.captured.layers[0].heads.tolist())
         every = {"layer": Axis("layer", tuple(shown)), "head": Axis("head", which)}
-        axes = tuple(every.get(axis) or Axis(axis, tuple(range(n)), tokens) for axis in kind.axes)
+        for axis in kind.axes[-2:]:
+            tokens = reading.keys if axis == "key" else reading.tokens
+            every[axis] = Axis(axis, tuple(range(len(tokens))), tokens)
+        axes = tuple(every[axis] for axis in kind.axes)
         aim = self.aim.label if kind.needs_target else None
         about = reading.about | {"measure": kind.name, "meaning": kind.meaning, "target": aim}
         about["exact"] = kind.joint is None or (not kind.through and model.n_heads <= CORNERS)
@@ -223,9 +230,9 @@ class MeasuredText:
     @cached_property
     def _weights(self) -> tuple[Rows, Numbers]:
         """All rows, and every weight with its ends: (layer, head, query, key)."""
-        n = len(self.captured.reading.tokens)
-        shape = (len(self.captured.layers), len(self.captured.layers[0].heads), n, n)
-        places = list(product(range(shape[0]), range(shape[1]), range(n)))
+        n = len(self.captured.reading.keys)
+        shape = (len(self.captured.layers), len(self.captured.layers[0].heads), len(self.captured.reading.tokens), n)
+        places = list(product(*map(range, shape[:3])))
         left = None if self.until is None else max(self.until - time.monotonic(), 1e-9)
         bounding = Bounding("exact", 0.0, left)
         rows, bounds = bounds_of(
@@ -347,7 +354,7 @@ def _edges_apart(
     rows: Rows, factor: Float[Tensor, "layer head query key"], mean: bool, row: Tensor, first: Tensor, second: Tensor
 ) -> tuple[Float[Tensor, "pair"], Float[Tensor, "pair"]]:
     """Return the most that each second source can exceed the first, and the gaps."""
-    heads, n = factor.shape[1:3]
+    heads, n = factor.shape[1:3]  # n queries
     place = row[:, None]
     if mean:
         place = (row // n)[:, None] * heads * n + torch.arange(heads) * n + (row % n)[:, None]

@@ -259,7 +259,7 @@ class EffectiveAttention(Result):
         """
         captured = self.captured("verify()")
         captured.reading.model.check_unchanged(self.provenance.weights)
-        if self.axis("key").tokens != self.tokens:
+        if self.axis("key").tokens != self.keys:
             raise InputError("verify() replaces whole rows: select layers, heads and queries, but not keys.")
         return captured.change({axis.name: axis.places for axis in self.axes})
 

@@ -4,15 +4,20 @@ It is one more `Model` over the same weights, whose texts are pairs of a source 
 reads a decoder, and the encoder stays what it is without one.
 """
 
+import sys
 from dataclasses import replace
 from typing import Any
 
-from identikit.checks import known, no_effect, shortened, whole_number
+import torch
+from transformers import GenerationMixin
+
+from identikit.checks import is_collection, known, no_effect, shortened, whole_number
 from identikit.errors import InputError
 from identikit.models import families
 from identikit.models.load.check import prove
+from identikit.models.load.load import quiet
 from identikit.models.model import Model, checked_model
-from identikit.texts.encoding import room_for, tokenized
+from identikit.texts.encoding import tokenized
 from identikit.texts.text import Encoded, TokenBatch, Translation, collate, is_several
 
 ATTENTIONS = ("encoder", "decoder", "cross")
@@ -30,6 +35,7 @@ class DecoderModel(Model):
         self.encoder = encoder
         self.attention = attention
         self.crosses = attention == "cross"
+        self.settings = {"attention": attention}
         self.turns_on = encoder.turns_on
         self.name = encoder.name
         self.revision = encoder.revision
@@ -40,10 +46,14 @@ class DecoderModel(Model):
         self, texts: object, *, truncate: bool = False, max_tokens: int | None = None, features: bool = True
     ) -> list[Encoded]:
         """Return a `Translation`, or a list of them, as the target's tokens with their source's."""
-        pairs: list[Any] = texts if isinstance(texts, list) else [texts]
-        sources = [pair.source for pair in pairs]
+        pairs: Any = texts
+        if isinstance(texts, list):
+            sources = [pair.source for pair in pairs]
+            read_targets = [self.read_of(pair.target) for pair in pairs]
+        else:
+            sources, read_targets, pairs = pairs.source, self.read_of(pairs.target), [pairs]
         encoded = self.encoder.encode(sources, truncate=truncate, max_tokens=max_tokens, features=features)
-        targets = self._encode_texts([self.read_of(pair.target) for pair in pairs], truncate, max_tokens)
+        targets = self._encode_texts(read_targets, truncate, max_tokens, "target")
         read = []
         for pair, source, target in zip(pairs, encoded, targets, strict=True):
             written = pair.target if isinstance(pair.target, str) else target.text
@@ -57,6 +67,11 @@ class DecoderModel(Model):
         Without a start token of its own, the model starts with the last token, a language's (mBART).
         """
         if not isinstance(target, str):
+            if not is_collection(target) and getattr(target, "ndim", None) != 1:
+                raise InputError(
+                    f"target={shortened(target)} cannot be used: expected a text, or the token ids that the decoder "
+                    "reads."
+                )
             return target
         if not target.strip():
             raise InputError(f"Reading the target: {shortened(target)} is blank. Pass some words, or generate=.")
@@ -79,9 +94,12 @@ class DecoderModel(Model):
                 "its language-model head, or pass target=."
             )
         arguments = self.encoder.arguments(collate([source], pad_id=self.encoder.pad_id))
-        with self.ready():
-            made = hf.generate(**arguments, max_new_tokens=tokens, do_sample=False, num_beams=1)
-        ids = made[0].tolist()
+        if self.encoder.modality != "text":  # it starts as its tokenizer does: with a language and a task
+            own = len(tokenized(self.tokenizer, "a", add_special_tokens=False)["input_ids"])
+            arguments["decoder_input_ids"] = torch.tensor([self.read_of("a")[:-own]], device=self.device)
+        with self.ready(), quiet():
+            made = GenerationMixin.generate(hf, **arguments, max_new_tokens=tokens, do_sample=False, num_beams=1)
+        ids: list[int] = made[0].tolist()  # pyright: ignore[reportIndexIssue]
         ends = hf.generation_config.eos_token_id
         if len(ids) > 1 and ids[-1] in (ends if isinstance(ends, list) else [ends]):
             ids = ids[:-1]
@@ -112,6 +130,11 @@ def side_of(model: Model, attention: str) -> Model:
             f"attention={attention!r} is of a decoder that attends to an encoder, and {model.name} has none here. Leave "
             "attention= out."
         )
+    if model.modality != "text" and model.writer is None:
+        raise InputError(
+            f"attention={attention!r} reads a target with a tokenizer, and {model.name} was loaded without one. Load it "
+            "with its processor: load(model, processor)."
+        )
     if attention not in model.sides:
         side = DecoderModel(model, attention)
         prove(side)
@@ -139,8 +162,8 @@ def looking(
     side = checked_model(side)
     assert isinstance(side, DecoderModel)
     if generate is not None:
-        most = whole_number("generate", generate, least=1)
-        room_for(side.limit, None, truncate).exceeded("what is generated", most + 1)
+        room = side.limit or sys.maxsize  # with the start token
+        most = whole_number("generate", generate, least=1, most=room - 1)
         sources = model.encode(text, truncate=truncate, max_tokens=max_tokens)
         made = [side.generated(source, most) for source in sources]
         target = made if is_several(text) else made[0]

@@ -75,8 +75,7 @@ def _reasons(family: Family, model: PreTrainedModel) -> Iterator[str]:
             "Pass its encoder: load(model.base_model, tokenizer)."
         )
     if not blocks:
-        instead = f" Pass a transformers.{family.model_class}." if family.model_class else ""
-        yield f"{row} blocks={family.blocks!r}, and {type(base).__name__} has none there.{instead}"
+        yield f"{row} blocks={family.blocks!r}, and {type(base).__name__} has none there."
     if getattr(model.config, "is_encoder_decoder", False) and hasattr(base, "decoder"):
         yield "it has an encoder and a decoder, and identikit reads one stack. Pass its encoder: model.get_encoder()."
     if family.embedding is not None and not isinstance(find(base, family.embedding), nn.Module):

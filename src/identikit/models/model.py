@@ -59,6 +59,8 @@ class Model:
     """Whether its keys are tokens of a source, which an encoder reads."""
     sides: "dict[str, Model]"
     """The models that read the decoder, by its attention, as far as they were asked for."""
+    settings: "dict[str, str]" = {}  # noqa: RUF012 - it is not written to
+    """What provenance says of how the model is read, beside its row."""
     turns_on: nn.Module | None = None
     """The module whose turn a thread takes to read the model."""
 
@@ -216,13 +218,16 @@ class Model:
             return encode_features(source, texts, room_for(self.limit, max_tokens, truncate), keep=features)
         return self._encode_texts(texts, truncate, max_tokens)
 
-    def _encode_texts(self, texts: object, truncate: bool, max_tokens: int | None) -> list[Encoded]:
-        encoded = encode(self.tokenizer, texts, limit=self.limit, max_tokens=max_tokens, truncate=truncate)
+    def _encode_texts(
+        self, texts: object, truncate: bool, max_tokens: int | None, what: str = "text"
+    ) -> list[Encoded]:
+        room = {"limit": self.limit, "max_tokens": max_tokens, "truncate": truncate}
+        encoded = encode(self.tokenizer, texts, **room, what=what)
         for text in encoded:
             highest = max(text.ids)
             if highest >= self.vocabulary:
                 raise InputError(
-                    f"Reading a text: its token {text.tokens[text.ids.index(highest)]!r} has the id {highest}, and "
+                    f"Reading a {what}: its token {text.tokens[text.ids.index(highest)]!r} has the id {highest}, and "
                     f"{self.name} has embeddings for only {self.vocabulary} ids. Use the model's own tokenizer."
                 )
         return encoded

@@ -70,7 +70,6 @@ class Family:
     - `stack`: the part that is read, from the base model, such as the encoder of two stacks; None: the whole model
     - `decoder`: the other stack, which attends to the first; None: there is none
     - `reads`: where blocks attend twice, which of the two is read; None: they attend once
-    - `model_class`: the transformers class to load; None: the one that the checkpoint names
     - `features`: how it reads images or sounds; None: it reads texts
     - `refusal`: why a model with this configuration cannot be read; None: it can
     - `name`, `checkpoints`: what people call it, and hub ids that people know
@@ -93,7 +92,6 @@ class Family:
     stack: str | None = None
     decoder: Decoder | None = None
     reads: int | None = None
-    model_class: str | None = None
     features: Images | Sounds | None = None
     refusal: Refusal = nothing
     name: str = ""

