@@ -12,6 +12,7 @@ import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from identikit.models.families import FAMILIES, Family
+from identikit.models.load.load import load
 from identikit.models.model import Model
 
 VOCABULARY = 60
@@ -350,6 +351,23 @@ def reader(name: str) -> Any:
     if name in IMAGES:
         return hf.ViTImageProcessorPil(size={"height": 16, "width": 16})
     return tokenizer()
+
+
+def speech_processor() -> hf.WhisperProcessor:
+    """Return a processor of the tiny Whisper: its feature extractor, and a tokenizer of single letters."""
+    vocabulary = {chr(65 + place): place for place in range(57)}
+    vocabulary |= {"<|endoftext|>": 57, "<|startoftranscript|>": 58, "<|notimestamps|>": 59}
+    return hf.WhisperProcessor(reader("whisper"), hf.WhisperTokenizer(vocabulary, merges=[]))
+
+
+def two_stacks(name: str, *, dtype: torch.dtype = torch.float64) -> Model:
+    """Return a tiny model of an encoder and a decoder, proved as `ik.load` proves it."""
+    whole = build(name, dtype=dtype)
+    if name == "whisper":
+        whole.config.decoder_start_token_id = 58
+        whole.generation_config.decoder_start_token_id = 58  # pyright: ignore[reportOptionalMemberAccess]
+        whole.generation_config.eos_token_id = 57  # pyright: ignore[reportOptionalMemberAccess]
+    return load(whole, speech_processor() if name == "whisper" else tokenizer())
 
 
 def loaded(name: str, *, dtype: torch.dtype = torch.float32) -> Model:

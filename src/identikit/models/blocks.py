@@ -94,11 +94,11 @@ class Watch:
             self.embedded = self._batch_first(call.hidden)
         _ = self.inputs  # refuses a row whose embedding comes after the first block
         self.place.block = len(self.blocks)
+        if self.family.reads is not None:
+            if not self.blocks:  # what attended before is the encoder
+                self.place.calls = 0
+            self.place.wanted = self.place.calls + self.family.reads
         self.blocks.append(call)
-        if self.family.reads is not None:  # what attends between its blocks is its encoder
-            self.place.calls = 0
-            self.attended = 0
-            self.place.wanted = self.family.reads
 
     def on_leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Keep what a block returns; refuse one that did not attend just once, or twice in a decoder."""
@@ -143,8 +143,7 @@ def watching(name: str, family: Family, base: nn.Module, visit: Visitor) -> Iter
             stack.callback(module.register_forward_pre_hook(watch.on_enter, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(watch.on_leave).remove)
         yield watch
-    outside = family.reads is None and place.calls != watch.attended
-    if not watch.hidden or outside:
+    if not watch.hidden or place.calls != watch.attended:
         raise ModelError(
             f"Reading {name}: its {len(watch.blocks)} blocks called the tapped attention {place.calls} times, not once "
             "each. Its attention does not go through transformers' attention interface as identikit needs."

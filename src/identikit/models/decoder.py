@@ -67,7 +67,8 @@ class DecoderModel(Model):
         Without a start token of its own, the model starts with the last token, a language's (mBART).
         """
         if not isinstance(target, str):
-            if not is_collection(target) and getattr(target, "ndim", None) != 1:
+            sequence = is_collection(target) or getattr(target, "ndim", None) == 1
+            if not sequence or any(isinstance(item, str) or is_collection(item) for item in target):
                 raise InputError(
                     f"target={shortened(target)} cannot be used: expected a text, or the token ids that the decoder "
                     "reads."

@@ -46,7 +46,7 @@ _place: ContextVar["Place"] = ContextVar("identikit_place")
 class Place:
     """Where a run is: the index of the block that is running, and how many attention calls were made so far.
 
-    Where blocks attend several times, `calls` are those of this block, and only the one numbered `wanted` is read.
+    Where blocks attend several times, `wanted` is the number of the only call that is read now.
     """
 
     block: int = 0
