@@ -170,7 +170,10 @@ def test_a_model_continues_greedily(name: str):
     started = len(ids)
     while len(ids) < started + 12:
         with torch.no_grad():
-            arguments = side.arguments(batch) | {"decoder_input_ids": torch.tensor([ids]), "decoder_attention_mask": None}
+            arguments = side.arguments(batch) | {
+                "decoder_input_ids": torch.tensor([ids]),
+                "decoder_attention_mask": None,
+            }
             logits = whole(**arguments).logits[0, -1]
         logits[generation.suppress_tokens or []] = -torch.inf
         token = int(logits.argmax())
@@ -221,7 +224,7 @@ def test_a_list_of_sources_needs_a_target_each(target: Any):
 
 def test_models_without_a_decoder_are_refused():
     for name in ("bert", "gpt2"):
-        with pytest.raises(ik.InputError, match="of a decoder that attends to an encoder, and .* has none"):
+        with pytest.raises(ik.InputError, match=r"that attends to an encoder, and tiny \w+ has none"):
             ik.effective_attention(tiny.shared(name), "w5 w6", attention="cross", target="w5")
 
 

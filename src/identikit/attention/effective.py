@@ -138,7 +138,7 @@ def _captured(
         outputs_computed_in=str(computed_in(taken[0].call)).removeprefix("torch."),
         layers=layers,
         heads=heads,
-        **reading.model.settings,
+        **({} if reading.model.side is None else {"attention": reading.model.side}),
     )
     axes = (
         Axis("layer", tuple(layers)),

@@ -219,7 +219,7 @@ class AlternativeAttention(Result):
         dtype = self.provenance.dtype
         toward = self.about.get("toward")
         places = [int((self.attention - self.raw).abs().argmax())]
-        largest = ", the largest change" if len(key) == len(self.keys) else ""
+        largest = ", the largest change" if len(key) == len(self.text_of("key")["tokens"]) else ""
         if toward and set(toward) <= set(key.values) and len(key) > 1:
             places = [key.values.index(value) for value in toward]
             largest = ""

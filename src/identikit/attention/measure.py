@@ -109,8 +109,8 @@ def attention_measure(
 def _check_whole(kind: ReadingKind, captured: Captured) -> None:
     """Refuse attention of which layers or heads are missing that a reading is made from, or another attention."""
     reading = captured.reading
-    of_decoder = reading.model.family.reads is not None if kind.through else reading.model.crosses and kind.needs
-    if of_decoder and kind.needs != "gradient":
+    of_decoder = kind.through and reading.model.side is not None
+    if of_decoder or (reading.model.side == "cross" and kind.needs in ("stream", "direction")):
         raise InputError(
             f"{kind.name!r} follows what one stack adds to its own tokens, so it cannot be read from this attention "
             "of a decoder. Use a measure of single edges, such as 'value norm'."

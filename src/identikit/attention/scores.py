@@ -27,7 +27,7 @@ from identikit.checks import function, known_names, random_seed, shortened, whol
 from identikit.errors import InputError
 from identikit.maths.measures import mean_over_texts
 from identikit.maths.polytope.bounds import Wanted
-from identikit.models.model import Model, checked_model, keys_of
+from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
@@ -35,7 +35,7 @@ from identikit.results.axis import Axis, Index, chosen
 from identikit.results.result import Result
 from identikit.results.source import Held
 from identikit.shapes import Bool, Float, Int, Tensor
-from identikit.texts.text import is_several
+from identikit.texts.text import is_several, keys_of
 
 SINK = 0.3  # of a head's attention on the first token, from which on it counts as a sink (Gu et al., 2024)
 _MADE = ("raw", "effective", "lower", "upper", "gap")
@@ -179,7 +179,7 @@ def head_scores(
     until = math.inf if limit is None else time.monotonic() + limit
     if isinstance(model, EffectiveAttention):
         captured = recaptured(model, "head_scores", {"texts": texts, "layers": layers, "heads": heads})
-        if captured.reading.model.crosses:
+        if captured.reading.model.side == "cross":
             names = _across(names, scores)
         parts = [scored(captured, [ROLES[name] for name in names], until)]
         result = scores_result(captured.reading, captured.reading.text, parts, names, model.layers, model.heads)
@@ -261,13 +261,13 @@ def _patterns(
 ) -> Iterator[tuple[Layer, Float[Tensor, "query score key"], Bool[Tensor, "query score"]]]:
     """Yield each layer with the patterns of its visible keys, and which rows have a target for which score."""
     reading = captured.reading
-    seen = keys_of(reading.model, reading.batch)
+    seen = keys_of(reading.batch, reading.model.side)
     if reading.batch.ids is None or seen.ids is None:  # they are compared by name
         numbers = {name: number for number, name in enumerate(dict.fromkeys((*reading.tokens, *reading.keys)))}
         ids, key_ids = (torch.tensor([numbers[name] for name in names]) for names in (reading.tokens, reading.keys))
     else:
         ids, key_ids = reading.batch.ids[0].cpu(), seen.ids[0].cpu()
-    text = ScoredText(ids, key_ids, seen.special[0].cpu(), reading.model.crosses)
+    text = ScoredText(ids, key_ids, seen.special[0].cpu(), reading.model.side == "cross")
     every = torch.stack([role.pattern(text).double() for role in roles], dim=1)
     for layer in captured.layers:
         queries, keys = (torch.arange(len(part), device=layer.heads.device) for part in (ids, key_ids))

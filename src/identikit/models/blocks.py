@@ -16,7 +16,6 @@ from identikit.models.table import Family
 from identikit.models.taps.tap import AttentionCall, Place, Visitor, visiting
 from identikit.shapes import Bool, Float, Tensor
 
-
 _NONE = -1  # as the number of the attention call that is read: none is
 
 

@@ -33,9 +33,9 @@ class DecoderModel(Model):
     def __init__(self, encoder: Model, attention: str):
         assert encoder.whole is not None
         self.encoder = encoder
-        self.attention = attention
-        self.crosses = attention == "cross"
-        self.settings = {"attention": attention}
+        self.side = attention
+        self.whole = encoder.whole
+        self.sides = encoder.sides
         self.turns_on = encoder.turns_on
         self.name = encoder.name
         self.revision = encoder.revision
@@ -53,7 +53,7 @@ class DecoderModel(Model):
         else:
             sources, read_targets, pairs = pairs.source, self.read_of(pairs.target), [pairs]
         encoded = self.encoder.encode(sources, truncate=truncate, max_tokens=max_tokens, features=features)
-        targets = self._encode_texts(read_targets, truncate, max_tokens, "target")
+        targets = self._encode_texts(read_targets, "target", truncate, max_tokens)
         read = []
         for pair, source, target in zip(pairs, encoded, targets, strict=True):
             written = pair.target if isinstance(pair.target, str) else target.text
@@ -128,13 +128,13 @@ def side_of(model: Model, attention: str) -> Model:
         return model
     if model.whole is None:
         raise InputError(
-            f"attention={attention!r} is of a decoder that attends to an encoder, and {model.name} has none here. Leave "
-            "attention= out."
+            f"attention={attention!r} is of a decoder that attends to an encoder, and {model.name} has none here. "
+            "Leave attention= out."
         )
     if model.modality != "text" and model.writer is None:
         raise InputError(
-            f"attention={attention!r} reads a target with a tokenizer, and {model.name} was loaded without one. Load it "
-            "with its processor: load(model, processor)."
+            f"attention={attention!r} reads a target with a tokenizer, and {model.name} was loaded without one. "
+            "Load it with its processor: load(model, processor)."
         )
     if attention not in model.sides:
         side = DecoderModel(model, attention)

@@ -16,7 +16,7 @@ from identikit.models import families
 from identikit.models.blocks import Block, Reached, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
 from identikit.models.load.fingerprint import Identity, identity_of
 from identikit.models.load.linear import differentiable, vocabulary_size
-from identikit.models.load.weights import broken_weight, check_in_place, packing_of, place_of, wider_dtype
+from identikit.models.load.weights import check_finite, check_in_place, packing_of, place_of
 from identikit.models.surroundings import Makeup, as_written, makeup, turn, undisturbed
 from identikit.models.taps.tap import AttentionCall, Visitor
 from identikit.results.axis import Index, chosen
@@ -45,32 +45,24 @@ class Model:
     things each of these returns in a tuple (0: its vectors alone). `tokenizer` is what reads for it. `name` and
     `revision` are what it was loaded under, and `recipe` says how (None: it was in memory). `family` is its row in the
     table of architectures, and `proof` how it was proved that it is read correctly.
+    Of two stacks, `hf` is the encoder and `whole` both (None: there is no decoder). `sides` are the models that read
+    the decoder, each one `side` of it, and `writer` is the tokenizer of its texts where that is not `tokenizer`.
 
     One thread at a time reads a model, and finds it as it came; other threads wait. Your own forward passes in another
     thread are not held off: do not run a model while it is read.
     """
 
     recipe: "Recipe | None" = None
-    whole: PreTrainedModel | None = None
-    """The model of two stacks, of which `hf` is the encoder; None where there is no decoder."""
     writer: Any = None
-    """The tokenizer of a decoder's texts, where the encoder reads something else; None: `tokenizer`."""
-    crosses: bool = False
-    """Whether its keys are tokens of a source, which an encoder reads."""
-    sides: "dict[str, Model]"
-    """The models that read the decoder, by its attention, as far as they were asked for."""
-    settings: "dict[str, str]" = {}  # noqa: RUF012 - it is not written to
-    """What provenance says of how the model is read, beside its row."""
-    turns_on: nn.Module | None = None
-    """The module whose turn a thread takes to read the model."""
+    side: str | None = None
+    turns_on: nn.Module | None = None  # the module whose turn a thread takes to read the model
 
     def __init__(self, hf: PreTrainedModel, tokenizer: Any, *, name: str, revision: str | None = None):
         self.family = families.family_of(hf)
         self.name = name
         self.revision = revision
-        self.sides = {}
-        if families.has_decoder(self.family, hf):
-            self.whole = hf
+        self.sides: dict[str, Model] = {}
+        self.whole = hf if families.has_decoder(self.family, hf) else None
         self._open(families.stack_of(self.family, hf), tokenizer)
 
     def _open(self, hf: PreTrainedModel, tokenizer: Any) -> None:
@@ -216,13 +208,10 @@ class Model:
         if self.family.features is not None:
             source = FeatureSource(self.family.features, self.tokenizer, self.hf.main_input_name, self.hf.config)
             return encode_features(source, texts, room_for(self.limit, max_tokens, truncate), keep=features)
-        return self._encode_texts(texts, truncate, max_tokens)
+        return self._encode_texts(texts, "text", truncate, max_tokens)
 
-    def _encode_texts(
-        self, texts: object, truncate: bool, max_tokens: int | None, what: str = "text"
-    ) -> list[Encoded]:
-        room = {"limit": self.limit, "max_tokens": max_tokens, "truncate": truncate}
-        encoded = encode(self.tokenizer, texts, **room, what=what)
+    def _encode_texts(self, texts: object, what: str, truncate: bool, most: int | None) -> list[Encoded]:
+        encoded = encode(self.tokenizer, texts, limit=self.limit, max_tokens=most, truncate=truncate, what=what)
         for text in encoded:
             highest = max(text.ids)
             if highest >= self.vocabulary:
@@ -284,7 +273,7 @@ class Model:
         """
         with self._tapped(visit) as watch:
             output = self._forward(batch)
-        self._check_finite(batch, [watch.inputs, *watch.hidden])
+        check_finite(self.name, self.hf, batch.keep, [watch.inputs, *watch.hidden], self.dtype)
         return Trace(watch.inputs, tuple(watch.hidden), getattr(output, "logits", None), tuple(watch.blocks))
 
     def gradients(
@@ -302,21 +291,6 @@ class Model:
                 self._forward(batch)
             found = torch.autograd.grad(target(watch.hidden[-1]).sum(), list(moved.values()), materialize_grads=True)
         return dict(zip(moved, found, strict=True))
-
-    def _check_finite(self, batch: TokenBatch, vectors: list[Tensor]) -> None:
-        """Refuse a run whose embedding sum, or a block's output, is not finite at a token; padding does not count."""
-        padding = ~batch.keep.to(vectors[0].device)
-        finite = torch.stack([(tensor.isfinite().all(-1) | padding).all() for tensor in vectors]).tolist()
-        if all(finite):
-            return
-        first = finite.index(False)
-        where = "before layer 0" if first == 0 else f"after layer {first - 1}"
-        weight = broken_weight(self.hf)
-        advice = wider_dtype(self.dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
-        raise ModelError(
-            f"Running {self.name}: its hidden vectors {where} hold NaN or infinity in "
-            f"{str(self.dtype).removeprefix('torch.')}, so nothing can be read from this text. {advice}"
-        )
 
     def at_position(
         self, batch: TokenBatch, position: int, visit: Visitor, *, depth: int
@@ -411,11 +385,6 @@ class Model:
         """Run with the tap in place and every block watched."""
         with self.switched(), watching(self.name, self.family, self.hf.base_model, visit) as watch:
             yield watch
-
-
-def keys_of(model: Model, batch: TokenBatch) -> TokenBatch:
-    """Return the tokens that a batch's tokens see: the batch itself, or the source that an encoder reads."""
-    return batch if batch.source is None or not model.crosses else batch.source
 
 
 def checked_model(model: object) -> Model:

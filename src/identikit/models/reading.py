@@ -10,11 +10,10 @@ import torch
 from identikit.errors import InputError, ModelError
 from identikit.maths.visible import Visible, visible_from_mask, visible_window
 from identikit.models.load.check import TOLERANCE
-from identikit.models.model import Model, Split, Trace, keys_of
+from identikit.models.model import Model, Split, Trace
 from identikit.models.taps.tap import AttentionCall, RowMask, Visitor
-from identikit.results.result import SOURCE
 from identikit.shapes import Tensor
-from identikit.texts.text import Text, TokenBatch, collate, text_alone
+from identikit.texts.text import SOURCE, Text, TokenBatch, collate, keys_of, text_alone
 
 
 class Change(NamedTuple):
@@ -109,14 +108,15 @@ class Reading:
     @property
     def keys(self) -> tuple[str, ...]:
         """The tokens that its tokens see: these themselves, or those of the source."""
-        return keys_of(self.model, self.batch).tokens[0]
+        return keys_of(self.batch, self.model.side).tokens[0]
 
     @property
     def about(self) -> dict[str, Any]:
         """What every Result of a text keeps of it."""
         facts = _facts(self.batch)
-        if self.model.crosses:
-            facts[SOURCE] = _facts(keys_of(self.model, self.batch))
+        seen = keys_of(self.batch, self.model.side)
+        if seen is not self.batch:
+            facts[SOURCE] = _facts(seen)
         return facts
 
     @contextmanager
@@ -174,7 +174,7 @@ def _captured(
     def visit(call: AttentionCall) -> None:
         if call.layer not in layers:
             return
-        keys = keys_of(model, batch)
+        keys = keys_of(batch, model.side)
         for row in range(len(batch)):
             positions = [tokens.rows(row).to(call.query.device) for tokens in (batch, keys)]
             alone = call.of_text(row, *positions)

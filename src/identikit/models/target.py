@@ -171,7 +171,7 @@ def _logit(reading: Reading, target: Any) -> Target:
 
 def _continues(model: Model) -> bool:
     """Whether a model predicts the next token at each: one that is causal, or a decoder that looks at its source."""
-    return model.causal or model.crosses
+    return model.causal or model.side is not None
 
 
 def _divided(reading: Reading, target: Any, spells: bool) -> tuple[Any, int]:

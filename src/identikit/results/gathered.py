@@ -8,9 +8,10 @@ import torch
 
 from identikit.errors import InputError
 from identikit.results.axis import Axis
-from identikit.results.result import SOURCE, Result
+from identikit.results.result import Result
 from identikit.results.source import Held
 from identikit.shapes import Tensor
+from identikit.texts.text import SOURCE
 
 R = TypeVar("R", bound=Result)
 _WAYS: dict[str, Callable[..., Tensor]] = {"sum": torch.sum, "mean": torch.mean, "all": torch.all, "min": torch.amin}

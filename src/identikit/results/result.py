@@ -27,7 +27,7 @@ from identikit.results.measure import NOT_FINITE, Measure, ReadOnly, declared_in
 from identikit.results.provenance import Provenance
 from identikit.results.source import Held, Source
 from identikit.shapes import Tensor
-from identikit.texts.text import shown
+from identikit.texts.text import SOURCE, shown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 FORMAT = "identikit-result-2"
 LARGEST = 1 << 26  # entries of one array above which a table or a file is refused
-SOURCE = "source"
-"""The fact that holds the tokens of keys, where these are not the text's own: `tokens`, `special` and `words`."""
 _ARRAYS = "arrays.safetensors"
 R = TypeVar("R", bound="Result")
 CLASSES: dict[str, type["Result"]] = {}
@@ -137,11 +135,6 @@ class Result(ABC):
     def text_of(self, axis: str) -> Mapping[str, Any]:
         """Return the facts of the text that an axis ranges over: its `tokens`, which are `special`, and its `words`."""
         return self.about.get(SOURCE, self.about) if axis == "key" else self.about
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The tokens that are keys: those of the text, or of the source in cross-attention."""
-        return tuple(self.text_of("key").get("tokens", ()))
 
     @property
     def model_name(self) -> str:

@@ -17,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 from identikit.shapes import Bool, Float, Int, Tensor
 
 
-
 class Translation(NamedTuple):
     """A source, which an encoder reads, and the target that a decoder reads with it."""
 
@@ -27,6 +26,7 @@ class Translation(NamedTuple):
 
 Text = str | tuple[str, str] | tuple[int, ...] | tuple[dict[str, str], ...] | Translation
 LONGEST = 10_000_000  # characters of a text; tokenising takes a few hundred bytes for each
+SOURCE = "source"  # the fact of a Result that holds the text of keys: its `tokens`, `special` and `words`
 Side = Literal["right", "left"]
 Result = TypeVar("Result")
 
@@ -193,6 +193,14 @@ def repeated(batch: TokenBatch, count: int) -> TokenBatch:
         order=tuple(range(count)),
         source=None if batch.source is None else repeated(batch.source, count),
     )
+
+
+def keys_of(batch: TokenBatch, side: str | None) -> TokenBatch:
+    """Return the tokens that a batch's tokens see: these themselves, or in "cross" attention those of the source."""
+    if side != "cross":
+        return batch
+    assert batch.source is not None
+    return batch.source
 
 
 def text_alone(batch: TokenBatch, row: int) -> TokenBatch:

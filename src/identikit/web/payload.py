@@ -28,9 +28,9 @@ from identikit.models.reading import Reading
 from identikit.progress import Progress, silent
 from identikit.results.files import plain
 from identikit.results.measure import Measure
-from identikit.results.result import SOURCE, Result
+from identikit.results.result import Result
 from identikit.shapes import Tensor
-from identikit.texts.text import shown
+from identikit.texts.text import SOURCE, shown
 from identikit.tokens.result import IdentityMap, TokenInversion
 from identikit.version import __version__
 from identikit.web.file import FORMAT, SHORT, File, bits, factors

@@ -16,11 +16,11 @@ from identikit.models import families
 from identikit.models.blocks import Trace, first_output
 from identikit.models.load.linear import ROUNDED, linear_bias
 from identikit.models.load.weights import broken_weight
-from identikit.models.model import Model, keys_of
+from identikit.models.model import Model
 from identikit.models.surroundings import makeup, undisturbed
 from identikit.models.taps.tap import AttentionCall, switched
 from identikit.shapes import Tensor
-from identikit.texts.text import TokenBatch, text_alone
+from identikit.texts.text import TokenBatch, keys_of, text_alone
 
 # How far apart two ways of computing one thing may be, relative to the largest entry.
 # Most families compute norms, rotary tables or recurrences in float32, also where the model is in float64.
@@ -48,7 +48,7 @@ def prove(model: Model) -> int:
             _attention_rebuilds_output(model, call)
             _output_is_projected(model, call, output)
         if model.family.value is not None:
-            _made_once(model, "value", values, keys_of(model, batch))
+            _made_once(model, "value", values, keys_of(batch, model.side))
             for call, value in zip(calls, values, strict=True):
                 _values_are_the_layers(model, call, value)
         # Older transformers silently drop the soft-cap under sdpa; their eager attention keeps it.

@@ -168,9 +168,7 @@ class AttentionCall:
         key = self.key[0, chosen // self.groups].double()
         return 1 - torch.tanh(query @ key.mT * self.scaling / self.softcap).square()
 
-    def of_text(
-        self, row: int, positions: Int[Tensor, "n"], keys: Int[Tensor, "m"] | None = None
-    ) -> "AttentionCall":
+    def of_text(self, row: int, positions: Int[Tensor, "n"], keys: Int[Tensor, "m"] | None = None) -> "AttentionCall":
         """Return the call of one text of the batch without its padding, as if the text had been run alone.
 
         `positions` are those of its queries, and of its `keys` unless these are another text's.
