@@ -232,7 +232,7 @@ class MeasuredText:
         """All rows, and every weight with its ends: (layer, head, query, key)."""
         n = len(self.captured.reading.keys)
         shape = (len(self.captured.layers), len(self.captured.layers[0].heads), len(self.captured.reading.tokens), n)
-        places = list(product(*map(range, shape[:3])))
+        places = list(product(range(shape[0]), range(shape[1]), range(shape[2])))
         left = None if self.until is None else max(self.until - time.monotonic(), 1e-9)
         bounding = Bounding("exact", 0.0, left)
         rows, bounds = bounds_of(

@@ -60,7 +60,7 @@ class DecoderModel(Model):
             read.append(replace(target, source=source, text=Translation(source.text, written)))
         return read
 
-    def read_of(self, target: Any) -> tuple[int, ...]:
+    def read_of(self, target: Any) -> Any:
         """Return the token ids that the decoder reads of a target; ids are what it reads already.
 
         They are shifted to the right, as in training: the start token goes before them, and the end token is left out.
@@ -77,9 +77,9 @@ class DecoderModel(Model):
         if not target.strip():
             raise InputError(f"Reading the target: {shortened(target)} is blank. Pass some words, or generate=.")
         ids = list(tokenized(self.tokenizer, text_target=target)["input_ids"])
-        start = self.hf.config.decoder_start_token_id
-        if start is None:
-            start = ids[-1]
+        configs = (self.hf.config, self.hf.generation_config)
+        starts = [getattr(config, "decoder_start_token_id", None) for config in configs]
+        start = next((token for token in starts if token is not None), ids[-1])
         if ids[0] == start:
             ids = ids[1:]
         if ids and ids[-1] in self.tokenizer.all_special_ids:
@@ -99,8 +99,9 @@ class DecoderModel(Model):
             own = len(tokenized(self.tokenizer, "a", add_special_tokens=False)["input_ids"])
             arguments["decoder_input_ids"] = torch.tensor([self.read_of("a")[:-own]], device=self.device)
         with self.ready(), quiet():
-            made = GenerationMixin.generate(hf, **arguments, max_new_tokens=tokens, do_sample=False, num_beams=1)
-        ids: list[int] = made[0].tolist()  # pyright: ignore[reportIndexIssue]
+            generate: Any = getattr(GenerationMixin, "generate")  # noqa: B009 - Whisper's own leaves out the start
+            made = generate(hf, **arguments, max_new_tokens=tokens, do_sample=False, num_beams=1)
+        ids: list[int] = made[0].tolist()
         ends = hf.generation_config.eos_token_id
         if len(ids) > 1 and ids[-1] in (ends if isinstance(ends, list) else [ends]):
             ids = ids[:-1]

@@ -55,7 +55,7 @@ class Model:
     recipe: "Recipe | None" = None
     writer: Any = None
     side: str | None = None
-    turns_on: nn.Module | None = None  # the module whose turn a thread takes to read the model
+    turns_on: nn.Module  # the module whose turn a thread takes to read the model
 
     def __init__(self, hf: PreTrainedModel, tokenizer: Any, *, name: str, revision: str | None = None):
         self.family = families.family_of(hf)
@@ -75,7 +75,7 @@ class Model:
         hands_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         if hands_on and hasattr(hf.config.get_text_config(), "use_cache"):  # to a text model
             self._accepted.add("use_cache")
-        if self.turns_on is None:
+        if not hasattr(self, "turns_on"):
             self.turns_on = families.find_all(hf.base_model, self.family.blocks)[0]
         self.proof: tuple[Makeup, Callable[[Model], int]] | None = None  # its makeup when it was proved, and how
         with self.alone():
