@@ -253,7 +253,7 @@ def test_as_many_source_tokens_as_targets_are_said_to_be_a_source():
     alone = ik.attention_from(**tensors)
     crossing = ik.attention_from(**tensors, tokens=["a", "b", "c"], source=["x", "y", "z"])
     assert alone.keys == alone.tokens and crossing.keys == ("x", "y", "z") != crossing.tokens
-    with pytest.raises(ik.InputError, match="source=.* cannot be used: expected 3 strings"):
+    with pytest.raises(ik.InputError, match=r"source=.* cannot be used: expected 3 strings"):
         ik.attention_from(**tensors, source=["x"])
     with pytest.raises(ik.InputError, match=r"mask='causal' cannot be used.*here \(2, 3\)"):
         ik.attention_from(values=torch.randn(2, 3, 4), weights=torch.full((2, 2, 3), 1 / 3), mask="causal")

@@ -132,7 +132,9 @@ def test_a_wrong_row_is_refused(monkeypatch, name: str, field: str, paths: Any, 
 )
 def test_a_target_is_shifted_as_in_training(name: str, start: int | None, expected: tuple[str, ...]):
     model = tiny.two_stacks(name)
-    model.whole.config.decoder_start_token_id = start  # pyright: ignore[reportOptionalMemberAccess]
+    whole: Any = model.whole
+    whole.config.decoder_start_token_id = start
+    whole.generation_config.decoder_start_token_id = start
     found = ik.effective_attention(model, SOURCE, target="w8 w9", attention="cross")
     assert found.tokens == expected
     if start is not None and name != "bart":
@@ -198,9 +200,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tokens of the encoder": ({"generate": 3, "attention": "encoder"}, "the encoder reads no target"),
     "an attention": ({"attention": "zebra"}, "use 'encoder', 'decoder', 'cross'"),
     "a blank target": ({"attention": "cross", "target": " "}, "Reading the target: ' ' is blank"),
-    "a number": ({"attention": "cross", "target": 3}, "expected a text, or the token ids"),
-    "several": ({"attention": "cross", "target": ["w5", "w6"]}, "expected a text, or the token ids"),
-    "a pair": ({"attention": "cross", "target": ("w5", "w6")}, "expected a text, or the token ids"),
+    "a number": ({"attention": "cross", "target": 3}, "is neither a text nor token ids"),
+    "several": ({"attention": "cross", "target": ["w5", "w6"]}, "is neither a text nor token ids"),
+    "a pair": ({"attention": "cross", "target": ("w5", "w6")}, "is neither a text nor token ids"),
     "an id": ({"attention": "cross", "target": [1, 99]}, "Reading the target: the token id at position 1 is 99"),
     "a long target": ({"attention": "cross", "target": "w5 " * 80}, "Reading the target: it has 82 tokens"),
     "no tokens": ({"attention": "cross", "generate": 0}, "expected a whole number from 1 to 63"),

@@ -17,6 +17,7 @@ from identikit.models import families
 from identikit.models.load.check import prove
 from identikit.models.load.load import quiet
 from identikit.models.model import Model, checked_model
+from identikit.models.reading import Reading
 from identikit.texts.encoding import tokenized
 from identikit.texts.text import Encoded, TokenBatch, Translation, collate, is_several
 
@@ -70,14 +71,13 @@ class DecoderModel(Model):
             sequence = is_collection(target) or getattr(target, "ndim", None) == 1
             if not sequence or any(isinstance(item, str) or is_collection(item) for item in target):
                 raise InputError(
-                    f"target={shortened(target)} cannot be used: expected a text, or the token ids that the decoder "
-                    "reads."
+                    f"Reading the target: {shortened(target)} is neither a text nor token ids that it reads."
                 )
             return target
         if not target.strip():
             raise InputError(f"Reading the target: {shortened(target)} is blank. Pass some words, or generate=.")
         ids = list(tokenized(self.tokenizer, text_target=target)["input_ids"])
-        configs = (self.hf.config, self.hf.generation_config)
+        configs = (self.hf.config, getattr(self.hf, "generation_config", None))
         starts = [getattr(config, "decoder_start_token_id", None) for config in configs]
         start = next((token for token in starts if token is not None), ids[-1])
         if ids[0] == start:
@@ -121,6 +121,15 @@ class DecoderModel(Model):
     def names(self, texts: list[Any]) -> list[Any]:
         """Return what stands for texts in provenance."""
         return [encoded.text for encoded in self.encode(texts, truncate=True, features=False)]
+
+
+def stacks(reading: Reading) -> list[tuple[Model, TokenBatch]]:
+    """Return what reads a text's inputs, in their order: the model, and where it is a decoder then its encoder."""
+    model = reading.model
+    if not isinstance(model, DecoderModel):
+        return [(model, reading.batch)]
+    assert reading.batch.source is not None
+    return [(model, reading.batch), (model.encoder, reading.batch.source)]
 
 
 def side_of(model: Model, attention: str) -> Model:
@@ -172,5 +181,5 @@ def looking(
     if not is_several(text):
         return side, Translation(text, target)
     if not isinstance(target, list) or len(target) != len(text):
-        raise InputError(f"target={shortened(target)} cannot be used: expected a list of {len(text)}, one per source.")
+        raise InputError(f"Reading targets: expected a list of {len(text)}, one per source, not {shortened(target)}.")
     return side, [Translation(*pair) for pair in zip(text, target, strict=True)]

@@ -113,10 +113,10 @@ class Reading:
     @property
     def about(self) -> dict[str, Any]:
         """What every Result of a text keeps of it."""
-        facts = _facts(self.batch)
+        facts = facts_of(self.batch)
         seen = keys_of(self.batch, self.model.side)
         if seen is not self.batch:
-            facts[SOURCE] = _facts(seen)
+            facts[SOURCE] = facts_of(seen)
         return facts
 
     @contextmanager
@@ -137,7 +137,8 @@ class Reading:
         return Change(hidden, _largest_change(before.logits, after.logits))
 
 
-def _facts(batch: TokenBatch) -> dict[str, Any]:
+def facts_of(batch: TokenBatch) -> dict[str, Any]:
+    """Return what a Result keeps of a batch of one text."""
     words = [list(span) for span in batch.words[0]]
     return {"tokens": list(batch.tokens[0]), "special": batch.special[0].tolist(), "words": words}
 

@@ -62,18 +62,27 @@ class Target:
         """Return the last hidden vectors of the text itself."""
         return torch.cat([_trace(part).hidden[-1][0] for part in self.parts])
 
-    def inputs(self, after: int = EMBEDDING) -> Float[Tensor, "n d_x"]:
-        """Return the input vectors of the text itself: the embedding sums, or what enters the first block."""
-        traces = [_trace(part) for part in self.parts]
-        if after == FIRST_BLOCK and self.parts[0].model.family.embedding is not None:
+    def inputs(self, after: int = EMBEDDING, stack: Model | None = None) -> Float[Tensor, "n d_x"]:
+        """Return the input vectors of the text itself: the embedding sums, or what enters the first block.
+
+        With an encoder as the `stack`, they are those of the source.
+        """
+        model = self.parts[0].model
+        if stack is None or stack is model:
+            traces = [_trace(part) for part in self.parts]
+        else:
+            traces = [stack.trace(part.batch.source) for part in self.parts if part.batch.source is not None]
+        if after == FIRST_BLOCK and (stack or model).family.embedding is not None:
             return torch.cat([trace.blocks[0].hidden[0] for trace in traces])
         return torch.cat([trace.inputs[0] for trace in traces])
 
-    def of_inputs(self, vectors: Float[Tensor, "batch n d_x"], after: int = EMBEDDING) -> Float[Tensor, "batch"]:
+    def of_inputs(
+        self, vectors: Float[Tensor, "batch n d_x"], after: int = EMBEDDING, stack: Model | None = None
+    ) -> Float[Tensor, "batch"]:
         """Return the number for other input vectors (see `inputs`), run through the whole model; differentiable."""
-        lengths = [len(part.tokens) for part in self.parts]
+        lengths = [len(part.tokens) for part in self.parts] if len(self.parts) > 1 else [vectors.shape[1]]
         hidden = [
-            onward(part.model, part.batch, some, after).hidden
+            onward(part.model, part.batch, some, after, stack=stack).hidden
             for part, some in zip(self.parts, vectors.split(lengths, 1), strict=True)
         ]
         return self.number(torch.cat(hidden, 1))

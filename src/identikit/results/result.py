@@ -134,7 +134,7 @@ class Result(ABC):
 
     def text_of(self, axis: str) -> Mapping[str, Any]:
         """Return the facts of the text that an axis ranges over: its `tokens`, which are `special`, and its `words`."""
-        return self.about.get(SOURCE, self.about) if axis == "key" else self.about
+        return self.about.get(SOURCE, self.about) if axis in ("key", "input") else self.about
 
     @property
     def model_name(self) -> str:

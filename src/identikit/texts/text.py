@@ -26,7 +26,7 @@ class Translation(NamedTuple):
 
 Text = str | tuple[str, str] | tuple[int, ...] | tuple[dict[str, str], ...] | Translation
 LONGEST = 10_000_000  # characters of a text; tokenising takes a few hundred bytes for each
-SOURCE = "source"  # the fact of a Result that holds the text of keys: its `tokens`, `special` and `words`
+SOURCE = "source"  # the fact of a Result with the `tokens`, `special` and `words` of its keys or inputs
 Side = Literal["right", "left"]
 Result = TypeVar("Result")
 
