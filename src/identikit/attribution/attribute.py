@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from identikit.attribution.outputs import attribute_output, fisher_roots, joined_facts
+from identikit.attribution.outputs import attribute_output, fisher_roots
 from identikit.attribution.plan import plan, side_by_side, warning_ahead
 from identikit.attribution.request import FISHER, AttributionOptions, Request
 from identikit.attribution.result import OutputAttribution, TokenAttribution
@@ -20,10 +20,10 @@ from identikit.maths import jacobian
 from identikit.maths import mixing as maths
 from identikit.maths.mixing import Mixing
 from identikit.maths.threads import calm
-from identikit.models.decoder import looking, stacks
+from identikit.models.decoder import inputs_of, looking
 from identikit.models.load.weights import wider_dtype
 from identikit.models.model import Model
-from identikit.models.reading import Reading, facts_of, unread
+from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index
@@ -108,7 +108,7 @@ def token_attribution(
 
 def _inputs(reading: Reading) -> int:
     """Return how many tokens are inputs."""
-    return sum(len(batch.tokens[0]) for _, batch in stacks(reading))
+    return len(inputs_of(reading)["tokens"])
 
 
 def _outputs(texts: Sequence[Reading], target: Any, options: Request, progress: Progress) -> list[OutputAttribution]:
@@ -178,7 +178,7 @@ def _attributed(reading: Reading, options: Request, measured: Tensor, engine: st
         arrays = {"contribution": contribution, "stderr": stderr}
     targets = tuple(range(len(tokens))) if options.targets is None else options.targets
     facts = reading.about
-    inputs = joined_facts([facts_of(batch) for _, batch in stacks(reading)])
+    inputs = inputs_of(reading)
     if len(inputs["tokens"]) > len(tokens):
         facts[SOURCE] = inputs
     axes = (

@@ -10,13 +10,13 @@ from identikit.attribution.request import forward_mode
 from identikit.attribution.result import OutputAttribution
 from identikit.errors import InputError, ModelError
 from identikit.maths import jacobian
-from identikit.models.decoder import stacks
+from identikit.models.decoder import inputs_of, stacks
 from identikit.models.load.check import TOLERANCE
 from identikit.models.load.weights import wider_dtype
 from identikit.models.machine import derivatives
 from identikit.models.model import Model
 from identikit.models.onward import EMBEDDING, FIRST_BLOCK, onward
-from identikit.models.reading import Reading, facts_of
+from identikit.models.reading import Reading, joined_facts
 from identikit.models.target import Target, checked_target, run_once
 from identikit.results.axis import Axis
 from identikit.results.source import Held
@@ -69,18 +69,7 @@ def checked_targets(reading: Reading, target: Any) -> list[Target]:
 
 def parts_about(parts: Sequence[Reading]) -> dict[str, list[Any]]:
     """Return what a Result keeps of texts whose inputs stand one after another."""
-    return joined_facts([facts_of(batch) for part in parts for _, batch in stacks(part)])
-
-
-def joined_facts(texts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    """Return the tokens and words of texts that stand one after another."""
-    about: dict[str, list[Any]] = {"tokens": [], "special": [], "words": []}
-    for facts in texts:
-        start = len(about["tokens"])
-        about["tokens"] += facts["tokens"]
-        about["special"] += facts["special"]
-        about["words"] += [[first + start, last + start] for first, last in facts["words"]]
-    return about
+    return joined_facts([inputs_of(part) for part in parts])
 
 
 def _gradients(targets: Sequence[Target], after: int) -> tuple[Tensor, Float[Tensor, "target n d_x"]]:

@@ -17,7 +17,7 @@ from identikit.models import families
 from identikit.models.load.check import prove
 from identikit.models.load.load import quiet
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import Reading
+from identikit.models.reading import Reading, facts_of, joined_facts
 from identikit.texts.encoding import tokenized
 from identikit.texts.text import Encoded, TokenBatch, Translation, collate, is_several
 
@@ -130,6 +130,11 @@ def stacks(reading: Reading) -> list[tuple[Model, TokenBatch]]:
         return [(model, reading.batch)]
     assert reading.batch.source is not None
     return [(model, reading.batch), (model.encoder, reading.batch.source)]
+
+
+def inputs_of(reading: Reading) -> dict[str, list[Any]]:
+    """Return what a Result keeps of a text's inputs: its tokens, and behind them those of a source."""
+    return joined_facts([facts_of(batch) for _, batch in stacks(reading)])
 
 
 def side_of(model: Model, attention: str) -> Model:

@@ -1,6 +1,6 @@
 """Read texts through a model: batches and their texts, what each query sees, and what a replaced output changes."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -141,6 +141,23 @@ def facts_of(batch: TokenBatch) -> dict[str, Any]:
     """Return what a Result keeps of a batch of one text."""
     words = [list(span) for span in batch.words[0]]
     return {"tokens": list(batch.tokens[0]), "special": batch.special[0].tolist(), "words": words}
+
+
+def joined_facts(texts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Return the tokens and words of texts that stand one after another."""
+    about: dict[str, list[Any]] = {"tokens": [], "special": [], "words": []}
+    for facts in texts:
+        start = len(about["tokens"])
+        about["tokens"] += facts["tokens"]
+        about["special"] += facts["special"]
+        about["words"] += [[first + start, last + start] for first, last in facts["words"]]
+    return about
+
+
+def read_again(reading: Reading, model: Model, batch: TokenBatch) -> Reading:
+    """Read a batch of the text with another model over the same weights, all of its layers."""
+    trace, calls, visible = _captured(model, batch, model.attention_layers)
+    return Reading(model, batch, reading.text, calls[0], visible[0], trace, reading.may_be_cut)
 
 
 def readings(
