@@ -140,7 +140,7 @@ def test_gradients_are_of_the_next_target_token(attention):
     assert float(found.raw[layer, head, query, key]) == pytest.approx(weight * slope, rel=1e-2)  # T5 norms in float32
 
 
-@pytest.mark.parametrize("name", ["norm with residual", "logit", "rollout", "relevance", "alti"])
+@pytest.mark.parametrize("name", ["norm with residual", "logit", "relevance", "alti"])
 def test_what_follows_one_stack_is_refused(attention, name: str):
     with pytest.raises(ik.InputError, match=r"follows what one stack adds to its own tokens|of all heads"):
         ik.attention_measure(attention.sel(layer=[0, 1]), name=name)

@@ -18,7 +18,7 @@ from identikit.shapes import Bool, Float, Int, Tensor
 
 
 class Translation(NamedTuple):
-    """A source, which an encoder reads, and the target that a decoder reads with it."""
+    """A text of two: a `source`, which an encoder reads, and the `target` that a decoder reads with it."""
 
     source: Any
     target: Any
