@@ -11,6 +11,7 @@ from identikit import proof
 from identikit.attention.certainty import certainty
 from identikit.attention.sample import sample_rows
 from identikit.attention.token_types import TYPES, type_sums
+from identikit.models.taps.tap import RowMask
 from tests.attention.literal import literal_row
 from tests.models import tiny
 from tests.reference import intervals as reference
@@ -160,10 +161,20 @@ def test_tables_words_files_and_proofs(attention, tmp_path):
     saved = attention.intervals(layer=0, head=0).save_proof(tmp_path / "proof.json")
     checked = list(proof.check((tmp_path / "proof.json").read_text()))
     assert len(checked) == saved.claims == 6 * 16 and all(slack >= 0 for *_, slack in checked)
-    with pytest.raises(ik.InputError, match="Draw cross-attention with plot"):
-        attention.save_html(tmp_path / "page.html")
+    for result in (attention, attention.intervals()):
+        with pytest.raises(ik.InputError, match="what is of a source and a target with plot"):
+            result.save_html(tmp_path / "page.html")
     assert attention.sel(layer=0, head=0).plot()[0].get_ylabel() == "query"
     assert attention.intervals().plot() is not None
+
+
+def test_a_mask_too_long_to_hold_is_read_row_by_row(attention, monkeypatch):
+    monkeypatch.setattr("identikit.models.taps.tap.LONGEST_MASK", 4)
+    model = attention.captured().reading.model.encoder
+    found = ik.effective_attention(model, SOURCE, target=TARGET, attention="cross")
+    assert isinstance(found.captured().layers[0].call.mask, RowMask)
+    torch.testing.assert_close(found.raw, attention.raw)
+    assert torch.equal(found.null_dim, attention.null_dim)
 
 
 def test_what_dataset_runs_read_knows_both_texts(attention):

@@ -9,6 +9,7 @@ import torch
 import transformers as hf
 
 import identikit as ik
+from identikit import proof
 from identikit.models.decoder import side_of
 from identikit.models.reading import read_again
 from tests.models import tiny
@@ -107,6 +108,18 @@ def test_no_alternative_exceeds_its_ends_in_deeper_decoders():
         assert (np.stack(made) <= found.upper.numpy() + 1e-9).all()
     first = ik.attention_measure(attention.sel(layer=[0]), name="rollout")
     torch.testing.assert_close(first.upper[0], found.upper[0])
+
+
+def test_its_ends_are_proven(tmp_path):
+    attention = ik.effective_attention(small(2), "w5 w6", target=[2, 9], attention="cross")
+    found = ik.attention_measure(attention, name="rollout")
+    saved = found.save_proof(tmp_path / "proof.json")
+    checked = list(proof.check((tmp_path / "proof.json").read_text()))
+    assert len(checked) == saved.steps and all(slack >= 0 for *_, slack in checked)
+    assert sum(name is not None for name, *_ in checked) == saved.claims == 2 * 2 * 6
+    assert saved.loss < 1e-9
+    one = found.sel(layer=1, output=1, input=3).save_proof(tmp_path / "one.json")
+    assert one.claims == 1 and one.steps < saved.steps
 
 
 def test_what_else_goes_through_layers_is_refused():

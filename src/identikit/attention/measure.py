@@ -284,7 +284,7 @@ class MeasuredText:
         gap = torch.maximum(upper - raw, raw - lower)  # a sharp end is nowhere beyond what the model itself does
         return Numbers(raw, effective, lower, upper, gap * torch.nan if late else gap), None
 
-    def _through(self, kind: ReadingKind) -> tuple[Numbers, TimedCompare, Claims | None]:
+    def _through(self, kind: ReadingKind) -> tuple[Numbers, TimedCompare, Claims]:
         """Read through layers: from each input token to each output token of each layer."""
         until = math.inf if self.until is None else self.until
         n = len(self.captured.reading.tokens)
@@ -306,8 +306,7 @@ class MeasuredText:
         (upper, over), (lower, under) = sides
         maps = [walk.arrived(list(through_layers(part, chain, start))) for part in (raw, effective)]
         numbers = Numbers(maps[0], maps[1], lower, upper, torch.maximum(over, under))
-        claims = chain_claims(self.captured, chain) if walk.spans is None else None
-        return numbers, partial(_compare_through, rows, chain, walk), claims
+        return numbers, partial(_compare_through, rows, chain, walk), chain_claims(self.captured, walk, chain)
 
     @undisturbed()
     def _order(

@@ -26,16 +26,29 @@ from identikit.texts.text import TokenBatch
 class Walk:
     """Layers of attention in their order, from the inputs up.
 
+    - `places`: of each layer, the captured run that it is of, and its place there
     - `inputs`: how many tokens there are: those of the text, which are the `outputs`, and then those of a source
     - `spans`: of each layer, which of them look and which are seen; None: all
     - `ends`: the layers after which a block is done; of a decoder, every second one behind the encoder's
     """
 
-    layers: tuple[Layer, ...]
+    places: tuple[tuple[Captured, int], ...]
     inputs: int
     outputs: int
     spans: tuple[tuple[slice, slice], ...] | None
     ends: list[int]
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers themselves."""
+        return [captured.layers[place] for captured, place in self.places]
+
+    def span(self, at: int) -> tuple[range, range]:
+        """Return which tokens look in a layer, and which are seen."""
+        if self.spans is None:
+            return range(self.inputs), range(self.inputs)
+        queries, keys = (range(self.inputs)[tokens] for tokens in self.spans[at])
+        return queries, keys
 
     def maps(self) -> tuple[list[Tensor], list[Tensor], list[Rows]]:
         """Return of each layer raw attention, effective attention, and the rows with their sets, of all heads."""
@@ -61,7 +74,8 @@ def walk_of(captured: Captured) -> Walk:
     model = reading.model
     n = len(reading.tokens)
     if model.side is None:
-        return Walk(captured.layers, n, n, None, list(range(len(captured.layers))))
+        layers = range(len(captured.layers))
+        return Walk(tuple((captured, place) for place in layers), n, n, None, list(layers))
     if not isinstance(model, DecoderModel):
         raise InputError(
             "Readings through layers of cross-attention go through the encoder, too, and so they need the model. Load "
@@ -73,19 +87,20 @@ def walk_of(captured: Captured) -> Walk:
     text = slice(0, n)
     behind = slice(n, n + len(source.tokens[0]))
 
-    def of(stack: Model, batch: TokenBatch) -> list[Layer]:
+    def of(stack: Model, batch: TokenBatch) -> Captured:
         again = read_again(reading, stack, batch)
         heads = range(stack.n_heads)
-        return [Layer.of(again, layer, heads, EffectiveOptions()) for layer in stack.attention_layers]
+        layers = (Layer.of(again, layer, heads, EffectiveOptions()) for layer in stack.attention_layers)
+        return Captured(again, tuple(layers), {})
 
     encoder = model.encoder
-    layers = of(encoder, source)
-    spans = [(behind, behind)] * len(layers)
-    depth = len(captured.layers)
-    below = len(layers)
-    sides = [of(side_of(encoder, side), reading.batch)[:depth] for side in ("decoder", "cross")]
-    for own, cross in zip(*sides, strict=True):
-        layers += [own, cross]
+    below = of(encoder, source)
+    places = [(below, place) for place in range(len(below.layers))]
+    spans = [(behind, behind)] * len(places)
+    own, cross = (of(side_of(encoder, side), reading.batch) for side in ("decoder", "cross"))
+    ends = []
+    for place in range(len(captured.layers)):
+        places += [(own, place), (cross, place)]
         spans += [(text, text), (text, behind)]
-    ends = list(range(below + 1, below + 2 * depth, 2))
-    return Walk(tuple(layers), behind.stop, n, tuple(spans), ends)
+        ends.append(len(places) - 1)
+    return Walk(tuple(places), behind.stop, n, tuple(spans), ends)

@@ -65,7 +65,7 @@ def visible_keys(call: AttentionCall) -> Visible | None:
         return visible_from_mask(call.mask[0], n)
     if call.mask.plain_causal:
         return visible_window(torch.ones(n, dtype=torch.bool, device=device), after=0)
-    places = torch.arange(n, device=device)
+    places = torch.arange(call.key.shape[2], device=device)
     starts = []
     stops = []
     for rows in call.row_chunks():
@@ -79,7 +79,7 @@ def visible_keys(call: AttentionCall) -> Visible | None:
             )
         starts.append(start)
         stops.append(stop)
-    return Visible(n, places, torch.cat(starts), torch.cat(stops))
+    return Visible(len(places), places, torch.cat(starts), torch.cat(stops))
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,8 @@ def alignment(intervals: Result, *, axes: Iterable[Axes] | None = None) -> Panel
         scale = from_zero(raw)
         image = heat_map(panels[0], raw, scale)
         for row in np.flatnonzero(certain):
-            outline(panels[0], x=(int(best[row]),) * 2, y=(int(row),) * 2)
+            column = int(best[row])
+            outline(panels[0], x=(column, column), y=(int(row), int(row)))
         token_axis(panels[0].xaxis, sources)
         token_axis(panels[0].yaxis, named(data, "query"))
         panels[0].set(xlabel="source", ylabel="target")
