@@ -46,12 +46,11 @@ def test_snippets_are_found_wherever_they_stand(tmp_path: Path):
     assert pages.snippets(page) == [("a = 1\n", None), ("b = 2\n", "needs a GPU")]
 
 
-@pytest.mark.slow
 def test_what_the_readme_quotes_was_said():
     """Each part of the quoted output, between dots, is in the real one; lines may be broken elsewhere."""
     readme = (ROOT / "README.md").read_text()
     (quoted,) = re.findall(r"```text\n\$ identikit explain\n(.*?)```", readme, flags=re.DOTALL)
-    printed = " ".join(str(ik.explain(packaged(), probes=16, seconds=None)).split())
+    printed = " ".join(str(ik.explain(packaged(), seconds=None)).split())
     parts = [" ".join(part.split()) for part in quoted.split("…") if part.strip()]
     assert len(parts) > 3
     for part in parts:

@@ -1,4 +1,4 @@
-"""Models that accelerate has offloaded: the same numbers as in place, and hooks and weights as they were."""
+"""Models that accelerate offloads or spreads over devices: the same numbers, and hooks and weights as they were."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import identikit as ik
+from identikit.models import families
 from tests.models import tiny
 
 TEXT = "the cat sat on the mat"
@@ -75,6 +76,51 @@ def test_offloaded_models_give_the_same_numbers(name: str, how: str, tmp_path: P
         if plain.causal:
             margins = [ik.invert(each, TEXT, positions=[1, 2]).margin for each in (read, plain)]
             torch.testing.assert_close(margins[0], margins[1], rtol=1e-5, atol=1e-5)
+
+
+def spread(model: PreTrainedModel, main: str, rest: int | str) -> Any:
+    """Return the model with every other block on the GPU, and what is no block on the device `rest`.
+
+    What is on the CPU computes there if `main` is the CPU, and is else offloaded to it.
+    """
+    model = deepcopy(model)
+    blocks = families.find_all(model.base_model, families.family_of(model).blocks)
+    names = {id(module): name for name, module in model.named_modules()}
+    parts: dict[str, Any] = {names[id(block)]: 0 if at % 2 else "cpu" for at, block in enumerate(blocks)}
+    within = tuple(f"{name}." for name in parts)
+    for name, module in model.named_modules():
+        leaf = next(module.children(), None) is None
+        if leaf and name not in parts and not name.startswith(within):
+            parts[name] = rest
+    device = torch.device(main)
+    return accelerate.dispatch_model(model, parts, main_device=device, force_hooks=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("main", "rest"), [("cpu", "cpu"), ("cpu", 0), ("cuda:0", "cpu")])
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "gpt_oss", "gemma2", "t5", "deberta-v2"])
+def test_models_on_several_devices_give_the_same_numbers(name: str, main: str, rest: int | str):
+    model = tiny.build(name)
+    away = spread(model, main, rest)
+    plain = ik.load(model, tiny.tokenizer())
+    before = places(away)
+    read = ik.load(away, tiny.tokenizer())
+    assert read.fingerprint == plain.fingerprint
+    assert (read.home is None) == (main != "cpu")  # offloaded parts compute on the GPU
+    ours, theirs = (ik.effective_attention(each, TEXT) for each in (read, plain))
+    torch.testing.assert_close(ours.effective.cpu(), theirs.effective, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.reachable_dim.cpu(), theirs.reachable_dim)
+    assert ours.verify().hidden < 1e-4
+    bounds = [ik.attention_intervals(each, TEXT, layer=1) for each in (read, plain)]
+    torch.testing.assert_close(bounds[0].lower.cpu(), bounds[1].lower, rtol=0, atol=1e-5)
+    found = [ik.token_attribution(each, TEXT).contribution.cpu() for each in (read, plain)]
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-5)
+    rollouts = [ik.attention_measure(each, TEXT, "rollout").upper.cpu() for each in (read, plain)]
+    torch.testing.assert_close(rollouts[0], rollouts[1], rtol=0, atol=1e-5)
+    if plain.causal:
+        margins = [ik.invert(each, TEXT, positions=[1, 2]).margin.cpu() for each in (read, plain)]
+        torch.testing.assert_close(margins[0], margins[1], rtol=1e-5, atol=1e-5)
+    assert places(away) == before
 
 
 def test_a_folder_is_loaded_with_a_device_map(tmp_path: Path):

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from identikit.errors import ModelError
@@ -31,11 +32,16 @@ class BlockCall(NamedTuple):
         """The hidden vectors that entered it."""
         return self.args[0] if self.args else self.kwargs["hidden_states"]
 
-    def run(self, x: Tensor) -> Tensor:
-        """Call the block again with other hidden vectors."""
+    def entered_by(self, x: Tensor) -> "BlockCall":
+        """Return the call with other hidden vectors."""
         if self.args:
-            return first_output(self.module(x, *self.args[1:], **self.kwargs))
-        return first_output(self.module(**self.kwargs | {"hidden_states": x}))
+            return self._replace(args=(x, *self.args[1:]))
+        return self._replace(kwargs=self.kwargs | {"hidden_states": x})
+
+    def run(self, x: Tensor) -> Tensor:
+        """Call the block again with other hidden vectors, and return what it makes of them where they are."""
+        call = self.entered_by(x)
+        return first_output(self.module(*call.args, **call.kwargs)).to(x.device)
 
 
 @dataclass(frozen=True)
@@ -84,11 +90,13 @@ class Watch:
 
     def on_embedding(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Keep what enters the module that takes the embedding sum."""
-        self.embedded = args[0] if args else None
+        self.embedded = self._home(args[0]) if args else None
 
     def on_enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep what a block is called with."""
         call = BlockCall(module, args, kwargs)
+        if self.place.home is not None:
+            call = call.entered_by(self._home(call.hidden))
         if self.family.embedding is None and self.embedded is None:
             self.embedded = self._batch_first(call.hidden)
         _ = self.inputs  # refuses a row whose embedding comes after the first block
@@ -101,7 +109,7 @@ class Watch:
 
     def on_leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Keep what a block returns; refuse one that did not attend just once, or twice in a decoder."""
-        self.hidden.append(self._batch_first(first_output(output)))
+        self.hidden.append(self._batch_first(self._home(first_output(output))))
         self.returned.append(len(output) if isinstance(output, tuple) else 0)
         expected = 2 if self.family.reads is not None else int(families.mixer_instead(self.family, module) is None)
         made = self.place.calls - self.attended
@@ -113,6 +121,9 @@ class Watch:
         self.attended = self.place.calls
         if self.family.reads is not None:
             self.place.wanted = _NONE
+
+    def _home(self, vectors: Tensor) -> Tensor:
+        return vectors if self.place.home is None else vectors.to(self.place.home)
 
     def _batch_first(self, hidden: Tensor) -> Tensor:
         return hidden.transpose(0, 1) if self.family.sequence_first else hidden
@@ -130,9 +141,14 @@ class Watch:
 
 
 @contextmanager
-def watching(name: str, family: Family, base: nn.Module, visit: Visitor) -> Iterator[Watch]:
-    """Send attention calls to `visit` and watch every block of `base`; at the end, check that each attended once."""
-    with visiting(visit) as place, ExitStack() as stack:
+def watching(
+    name: str, family: Family, base: nn.Module, visit: Visitor, home: torch.device | None = None
+) -> Iterator[Watch]:
+    """Send attention calls to `visit` and watch every block of `base`; at the end, check that each attended once.
+
+    Where blocks are on several devices, all that is seen is brought `home`.
+    """
+    with visiting(visit, home) as place, ExitStack() as stack:
         watch = Watch(name, family, place)
         place.wanted = None if family.reads is None else _NONE
         if family.embedding is not None:
@@ -194,7 +210,7 @@ class Block:
 
     def run(self, x: Tensor, visitor: Visitor) -> Tensor:
         """Run the whole block, with the head output that the visitor returns for its attention, if any."""
-        with visiting(visitor):
+        with visiting(visitor, x.device):
             return self.entry.run(x)
 
     def pre(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

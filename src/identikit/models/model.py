@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.models import families
-from identikit.models.blocks import Block, Reached, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
+from identikit.models.blocks import Block, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
 from identikit.models.load.fingerprint import Identity, identity_of
 from identikit.models.load.linear import differentiable, vocabulary_size
 from identikit.models.load.weights import check_finite, check_in_place, packing_of, place_of
@@ -124,6 +124,12 @@ class Model:
         return place_of(self.hf)
 
     @property
+    def home(self) -> torch.device | None:
+        """Where layers are on several devices, the one on which what is read comes together; None: they are on one."""
+        blocks = families.find_all(self.hf.base_model, self.family.blocks)
+        return self.device if any(place_of(block) != self.device for block in blocks) else None
+
+    @property
     def modality(self) -> str:
         """What the model reads: "text", "image" or "sound"."""
         return "text" if self.family.features is None else self.family.features.modality
@@ -174,13 +180,14 @@ class Model:
     def projection(self, layer: int) -> Float[Tensor, "head d_v d"]:
         """Return H of Eq. 2 for every head: a copy of its slice of the layer's output projection."""
         (layer,) = self.attending(layer)
-        return families.output_projection(self.family, self.blocks[layer], self.n_heads, self.dtype).clone()
+        projection = families.output_projection(self.family, self.blocks[layer], self.n_heads, self.dtype)
+        return projection.to(self.device, copy=True)
 
     def value_bias(self, layer: int) -> Float[Tensor, "kv_head d_v"] | None:
         """Return a copy of the bias in the layer's values, or None if there is none."""
         (layer,) = self.attending(layer)
         bias = families.value_bias(self.family, self.blocks[layer], self.n_key_value_heads, self.d_value)
-        return None if bias is None else bias.clone()
+        return None if bias is None else bias.to(self.device, copy=True)
 
     def attending(self, layers: Index = None) -> tuple[int, ...]:
         """Return the layers whose attention a caller asked for; None: all that have softmax attention."""
@@ -274,7 +281,10 @@ class Model:
         with self._tapped(visit) as watch:
             output = self._forward(batch)
         check_finite(self.name, self.hf, batch.keep, [watch.inputs, *watch.hidden], self.dtype)
-        return Trace(watch.inputs, tuple(watch.hidden), getattr(output, "logits", None), tuple(watch.blocks))
+        logits = getattr(output, "logits", None)
+        if logits is not None:
+            logits = logits.to(watch.inputs.device)
+        return Trace(watch.inputs, tuple(watch.hidden), logits, tuple(watch.blocks))
 
     def gradients(
         self, batch: TokenBatch, target: Callable[[Float[Tensor, "batch n d"]], Tensor]
@@ -291,28 +301,6 @@ class Model:
                 self._forward(batch)
             found = torch.autograd.grad(target(watch.hidden[-1]).sum(), list(moved.values()), materialize_grads=True)
         return dict(zip(moved, found, strict=True))
-
-    def at_position(
-        self, batch: TokenBatch, position: int, visit: Visitor, *, depth: int
-    ) -> tuple[Float[Tensor, "batch d"], ...]:
-        """Run texts of one token each through the first `depth` blocks, as if each stood at `position`.
-
-        Such a token sees nothing before it, so `visit` has to return the head output of every layer. Returns what each
-        block makes of the token.
-        """
-        arguments = self.arguments(batch)
-        if "position_ids" in self._accepted:
-            arguments["position_ids"] = torch.full_like(arguments["input_ids"], position)
-
-        def stop(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if len(watch.hidden) == depth:
-                raise Reached
-
-        with self._tapped(visit) as watch, ExitStack() as stack, suppress(Reached):
-            for module in families.find_all(self.hf.base_model, self.family.blocks):
-                stack.callback(module.register_forward_hook(stop).remove)
-            self.hf(**arguments)
-        return tuple(hidden[:, 0] for hidden in watch.hidden)
 
     @contextmanager
     def split(self, batch: TokenBatch, run: tuple[Trace, list[AttentionCall]] | None = None) -> Iterator[Split]:
@@ -383,7 +371,7 @@ class Model:
     @contextmanager
     def _tapped(self, visit: Visitor) -> Iterator[Watch]:
         """Run with the tap in place and every block watched."""
-        with self.switched(), watching(self.name, self.family, self.hf.base_model, visit) as watch:
+        with self.switched(), watching(self.name, self.family, self.hf.base_model, visit, self.home) as watch:
             yield watch
 
 

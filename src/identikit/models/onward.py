@@ -5,16 +5,16 @@ returns the given vectors; what follows, such as the final norm and the head, is
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from identikit.models import families
-from identikit.models.blocks import first_output
+from identikit.models.blocks import Reached, first_output, watching
 from identikit.models.model import Model
-from identikit.models.taps.tap import put, visiting
+from identikit.models.taps.tap import Visitor, put, visiting
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import TokenBatch, repeated
 
@@ -58,7 +58,8 @@ def onward(
     narrowed = positions is not None and model.accepts("logits_to_keep")
     if narrowed:
         arguments["logits_to_keep"] = torch.tensor(positions, device=vectors.device)
-    with model.switched(), visiting(lambda call: None), torch.set_grad_enabled(differentiated), ExitStack() as hooks:
+    tapped = visiting(lambda call: None, model.home)
+    with model.switched(), tapped, torch.set_grad_enabled(differentiated), ExitStack() as hooks:
         if after < 0:
             _enter(hooks, model if stack is None else stack, given, after)
         else:
@@ -68,10 +69,37 @@ def onward(
         hooks.callback(model.hf.base_model.register_forward_hook(lambda *call: base.append(call[2])).remove)
         output = model.hf(**arguments)
     hidden = last[-1].transpose(0, 1) if model.family.sequence_first else last[-1]
+    final = getattr(base[-1], "last_hidden_state", None) if base else None
     logits = getattr(output, "logits", None)
     if logits is not None and logits.ndim == 3 and positions is not None and not narrowed:
         logits = logits[:, list(positions)]
-    return Onward(hidden, getattr(base[-1], "last_hidden_state", None) if base else None, logits)
+    home = vectors.device
+    final, logits = (None if part is None else part.to(home) for part in (final, logits))
+    return Onward(hidden.to(home), final, logits)
+
+
+def at_position(
+    model: Model, batch: TokenBatch, position: int, visit: Visitor, *, depth: int
+) -> tuple[Float[Tensor, "batch d"], ...]:
+    """Run texts of one token each through the first `depth` blocks, as if each stood at `position`.
+
+    Such a token sees nothing before it, so `visit` has to return the head output of every layer. Returns what each
+    block makes of the token.
+    """
+    arguments = model.arguments(batch)
+    if model.accepts("position_ids"):
+        arguments["position_ids"] = torch.full_like(arguments["input_ids"], position)
+
+    def stop(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if len(watch.hidden) == depth:
+            raise Reached
+
+    watched = watching(model.name, model.family, model.hf.base_model, visit, model.home)
+    with model.switched(), watched as watch, ExitStack() as stack, suppress(Reached):
+        for module in dict.fromkeys(model.blocks):
+            stack.callback(module.register_forward_hook(stop).remove)
+        model.hf(**arguments)
+    return tuple(hidden[:, 0] for hidden in watch.hidden)
 
 
 def _keep(kept: list[Tensor], output: Any) -> None:

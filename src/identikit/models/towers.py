@@ -72,7 +72,7 @@ def load_reader(checkpoint: Checkpoint, model: PreTrainedModel) -> Any:
     """Return the tokenizer, image processor or feature extractor that a checkpoint brings for a model."""
     kind = _reader_kind(model)
     try:
-        return kind.auto.from_pretrained(checkpoint.source, **checkpoint.options)
+        return kind.auto.from_pretrained(checkpoint.place, **checkpoint.options)
     except ImportError as error:  # its first sentence names what is missing
         reason = " ".join(str(error).split()).partition(". ")[0]
         raise ModelError(

@@ -20,6 +20,7 @@ from identikit.maths.neighbours import paired_distance
 from identikit.models.load.linear import ROUNDED, embedding_rows, matrices
 from identikit.models.machine import free_bytes, product_rate
 from identikit.models.model import Model, Trace
+from identikit.models.onward import at_position
 from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import TokenBatch
@@ -143,9 +144,8 @@ class Position:
         segments = self.text.batch.segments
         if segments is not None:
             segments = segments[:, self.place].to(ids.device).expand(len(ids))[:, None]
-        return self.text.model.at_position(
-            ids_batch(ids[:, None], segments), self.place, self._attend, depth=self.depth
-        )
+        batch = ids_batch(ids[:, None], segments)
+        return at_position(self.text.model, batch, self.place, self._attend, depth=self.depth)
 
     def _attend(self, call: AttentionCall) -> Float[Tensor, "candidate head 1 d_v"]:
         r"""Return the head output of each candidate's query over the keys before it and its own.

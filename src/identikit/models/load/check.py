@@ -103,7 +103,7 @@ def _output_is_projected(model: Model, call: AttentionCall, made: Tensor) -> Non
     heads = call.output if call.gate is None else call.output * call.gate
     projected = torch.einsum("bhqv,hvd->bqd", heads, model.projection(call.layer))
     bias = linear_bias(families.find(model.blocks[call.layer], model.family.output))
-    projected = projected if bias is None else projected + bias
+    projected = projected if bias is None else projected + bias.to(projected.device)
     what = f"layer {call.layer}: head outputs times H is the module's output (`output={model.family.output!r}`)"
     _near(model, projected, made, what)
 
@@ -193,8 +193,9 @@ def _near(model: Model, made: Tensor, expected: Tensor, what: str) -> None:
     if made.shape != expected.shape:
         off = f"the shapes are {list(made.shape)} and {list(expected.shape)}"
     else:
-        difference = (made.double() - expected.double()).abs().max()
-        scale = expected.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+        expected = expected.to(made.device).double()
+        difference = (made.double() - expected).abs().max()
+        scale = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
         allowed = max(TOLERANCE[model.dtype], ROUNDED if model.packed else 0.0)
         if difference <= allowed * scale:
             return

@@ -7,7 +7,6 @@ What transformers itself turns into plain weights is read that way; packed ones 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -211,15 +210,6 @@ def offloaded_again(model: nn.Module) -> Iterator[None]:
             if any(not weight.is_meta for weight in module.parameters(recurse=False)):
                 for hook in offloading(module):
                     hook.post_forward(module, ())
-
-
-def gguf_words(file: Path) -> str:
-    """Return what is wrong with a GGUF file, and what to do."""
-    return (
-        "it is a GGUF file, whose weights are packed. Save them as plain ones with transformers and its package gguf: "
-        f"AutoModelForCausalLM.from_pretrained({str(file.parent)!r}, gguf_file={file.name!r}).save_pretrained(folder), "
-        "and the tokenizer likewise; then name that folder."
-    )
 
 
 # NaN and infinity

@@ -9,7 +9,7 @@ transformers is forked, and no attention matrix is needed.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -46,9 +46,11 @@ _place: ContextVar["Place"] = ContextVar("identikit_place")
 class Place:
     """Where a run is: the index of the block that is running, and how many attention calls were made so far.
 
-    Where blocks attend several times, `wanted` is the number of the only call that is read now.
+    `home` is the device on which what is read comes together, where layers are on several; None: they are on one. Where
+    blocks attend several times, `wanted` is the number of the only call that is read now.
     """
 
+    home: torch.device | None = None
     block: int = 0
     calls: int = 0
     wanted: int | None = None
@@ -58,8 +60,8 @@ class Place:
 class RowMask:
     """A mask too long to hold: the `rule` that made it, evaluated only for the rows asked for.
 
-    It is for `batch` texts of `length` tokens, on `device`; `plain_causal` says that each token sees all before it.
-    `queries` is how many tokens look, where they are not those that are seen.
+    It is for `batch` texts of `length` tokens, on `device`, or for `queries` that look at so many; `plain_causal` says
+    that each token sees all before it.
     """
 
     rule: MaskRule
@@ -71,9 +73,8 @@ class RowMask:
 
     def rows(self, queries: Selection) -> Bool[Tensor, "batch 1 row key"]:
         """Return the rows of the chosen queries."""
-        batch, head, query, key = (
-            torch.arange(n, device=self.device) for n in (self.batch, 1, self.queries or self.length, self.length)
-        )
+        sizes = self.batch, 1, self.queries or self.length, self.length
+        batch, head, query, key = (torch.arange(n, device=self.device) for n in sizes)
         index = torch.meshgrid(batch, head, query[queries], key, indexing="ij")
         return self.rule(*index).expand(index[0].shape)
 
@@ -124,8 +125,7 @@ class AttentionCall:
         if isinstance(self.mask, RowMask):
             return self.mask.rows(queries)
         if self.mask is None:
-            batch, _, length, _ = self.query.shape
-            rows = len(torch.arange(length)[queries])
+            batch, _, rows, _ = self.query[:, :, queries].shape
             return torch.ones(batch, 1, rows, self.key.shape[2], dtype=torch.bool, device=self.query.device)
         return self.mask[:, :, queries]
 
@@ -168,15 +168,10 @@ class AttentionCall:
         key = self.key[0, chosen // self.groups].double()
         return 1 - torch.tanh(query @ key.mT * self.scaling / self.softcap).square()
 
-    def of_text(self, row: int, positions: Int[Tensor, "n"], keys: Int[Tensor, "m"] | None = None) -> "AttentionCall":
-        """Return the call of one text of the batch without its padding, as if the text had been run alone.
-
-        `positions` are those of its queries, and of its `keys` unless these are another text's.
-        """
-        places = positions
-        bias_keys = self.bias_keys
-        queries = slice(None) if len(positions) == self.query.shape[2] else positions
+    def of_text(self, row: int, positions: Int[Tensor, "n"], keys: Tensor | None = None) -> "AttentionCall":
+        """Return the call of one text of the batch, without its padding; `keys` are positions in its source."""
         keys = positions if keys is None else keys
+        queries = slice(None) if len(positions) == self.query.shape[2] else positions
         seen = slice(None) if len(keys) == self.key.shape[2] else keys
 
         def part(tensor: Tensor, kept: Selection = queries) -> Tensor:
@@ -197,9 +192,19 @@ class AttentionCall:
             value=part(self.value, seen),
             mask=mask,
             bias=bias,
-            bias_keys=None if bias_keys is None else partial(_keys_of_text, bias_keys, row, places),
+            bias_keys=None if self.bias_keys is None else partial(_keys_of_text, self.bias_keys, row, positions),
             gate=None if self.gate is None else part(self.gate),
         )
+
+    def on(self, device: torch.device | None) -> "AttentionCall":
+        """Return the call with all its tensors on a device; None: where they are."""
+        if device is None or self.query.device == device:
+            return self
+        parts = {each.name: getattr(self, each.name) for each in fields(self)}
+        moved: dict[str, Any] = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
+        if self.bias_keys is not None:
+            moved["bias_keys"] = partial(_keys_on, self.bias_keys, self.query.device, device)
+        return replace(self, **moved)
 
     def row_chunks(self) -> Iterator[slice]:
         """Yield ranges of queries whose scores, for all heads, fit in `ROW_BYTES`."""
@@ -243,13 +248,20 @@ def _keys_of_text(
     return bias_keys(row, heads, places[queries])[:, :, places]
 
 
+def _keys_on(
+    bias_keys: BiasKeys, layer: torch.device, home: torch.device, text: int, heads: Tensor, queries: Tensor
+) -> Float[Tensor, "head row n d_k"]:
+    """Return the `bias_keys` of a layer on one device for heads and queries on another."""
+    return bias_keys(text, heads.to(layer), queries.to(layer)).to(home)
+
+
 def hand_over(call: AttentionCall) -> Float[Tensor, "batch head query d_v"]:
     """Give a layer's call to the visitor; return the head output that the model continues with."""
     place = _place.get()
     if place.wanted not in (None, place.calls - 1):
         return call.output
-    replaced = _visitor.get()(call)
-    return call.output if replaced is None else replaced
+    replaced = _visitor.get()(call.on(place.home))
+    return call.output if replaced is None else replaced.to(call.query.device)
 
 
 def next_layer() -> int:
@@ -325,7 +337,7 @@ def _mask(
     **others: Any,
 ) -> Tensor | None:
     """Return the mask as bool, or for a long text an empty stand-in that carries its rule."""
-    if kv_length <= LONGEST_MASK:
+    if kv_length <= LONGEST_MASK or _place.get().home is not None:  # a stand-in cannot go from device to device
         others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         return sdpa_mask(
             batch_size, q_length, kv_length, mask_function=mask_function, attention_mask=attention_mask,
@@ -347,9 +359,9 @@ AttentionMaskInterface.register(NAME, _mask)
 
 
 @contextmanager
-def visiting(visitor: Visitor) -> Iterator[Place]:
+def visiting(visitor: Visitor, home: torch.device | None = None) -> Iterator[Place]:
     """Send the attention calls made inside to `visitor`; yield where the run is, set by whoever watches the blocks."""
-    place = Place()
+    place = Place(home)
     visitor_before = _visitor.set(visitor)
     place_before = _place.set(place)
     try:
