@@ -182,17 +182,21 @@ class AttentionIntervals(ProvableResult):
         """Say which target tokens are aligned to the same source token in every alternative."""
         aligned = self.aligned.reshape(-1)
         count = int((aligned >= 0).sum())
+        undecided = bool((self.read("certain_order") < 0).any())
+        least = "at least " if undecided else ""
         what = "aligned to the same source token in every attention with this output"
         if self.aligned.ndim == 0:
-            is_aligned = "is" if count else "is not"
-            return [f"The target token {is_aligned} {what}."]
+            if undecided:
+                return ["Whether the target token is always aligned to the same source token is not decided."]
+            return [f"The target token {'is' if count else 'is not'} {what}."]
         if not self.axis("layer").single or not self.axis("head").single:
-            return [f"In {percent(count / len(aligned))} of the rows, the target token is {what}."]
+            return [f"In {least}{percent(count / len(aligned))} of the rows, the target token is {what}."]
         query, key = self.axes[-2:]
         pairs = [f"{query.name_of(at)} → {key.name_of(to)}" for at, to in enumerate(aligned.tolist()) if to >= 0]
         more = f" and {count - _LISTED} more" if count > _LISTED else ""
         listed = f": {', '.join(pairs[:_LISTED])}{more}" if pairs else ""
-        return [f"{count} of {len(aligned)} target tokens {'is' if count == 1 else 'are'} {what}{listed}."]
+        counted = f"{least}{count} of {len(aligned)} target tokens {'is' if count == 1 else 'are'} {what}{listed}."
+        return [counted[0].upper() + counted[1:]]
 
     @property
     def _sums(self) -> str | None:

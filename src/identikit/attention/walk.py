@@ -12,7 +12,7 @@ from itertools import product
 import torch
 
 from identikit.attention.captured import Captured
-from identikit.attention.layer import EffectiveOptions, Layer
+from identikit.attention.layer import Layer
 from identikit.errors import InputError
 from identikit.maths.polytope.rows import Rows
 from identikit.models.decoder import DecoderModel, side_of
@@ -90,7 +90,7 @@ def walk_of(captured: Captured) -> Walk:
     def of(stack: Model, batch: TokenBatch) -> Captured:
         again = read_again(reading, stack, batch)
         heads = range(stack.n_heads)
-        layers = (Layer.of(again, layer, heads, EffectiveOptions()) for layer in stack.attention_layers)
+        layers = (Layer.of(again, layer, heads, captured.layers[0].options) for layer in stack.attention_layers)
         return Captured(again, tuple(layers), {})
 
     encoder = model.encoder

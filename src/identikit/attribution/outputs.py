@@ -28,8 +28,10 @@ def attribute_output(reading: Reading, target: Any, *, source: str = "before") -
     targets = checked_targets(reading, target)
     first = targets[0]
     after = EMBEDDING if source == "before" else FIRST_BLOCK
-    _, gradients = _gradients(targets, after)
-    entering, by_entering = _gradients(targets, FIRST_BLOCK)  # a norm may come before: along x there is none
+    entering, gradients = _gradients(targets, after)
+    by_entering = gradients
+    if any(stack.family.embedding is not None for stack, _ in stacks(reading)):  # a norm comes first: along x it has 0
+        entering, by_entering = _gradients(targets, FIRST_BLOCK)
     lengths = torch.linalg.vector_norm(gradients, dim=-1, dtype=torch.promote_types(gradients.dtype, torch.float32))
     arrays = {
         "contribution": jacobian.contributions(lengths.unsqueeze(-1)).squeeze(-1),

@@ -33,7 +33,7 @@ def alignment(intervals: Result, *, axes: Iterable[Axes] | None = None) -> Panel
     sources = named(data, "key") if last == "key" else [str(name) for name in np.atleast_1d(data[last].to_numpy())]
     rows = range(len(raw))
     best = raw.argmax(1)
-    certain = np.atleast_1d(aligned.numpy()) >= 0
+    certain = np.atleast_1d(aligned.cpu().numpy()) >= 0
     width = style.DOUBLE
     panels = (
         new_axes(width, 1.2 + min(0.22 * len(raw), 6.0), columns=2) if axes is None else panels_of("alignment", axes, 2)
