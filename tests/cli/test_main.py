@@ -100,8 +100,9 @@ def test_models_are_listed():
     assert {"bert", "llama", "xlnet", "vit", "gemma3_text"} <= set(rows)
     assert rows["llama"] | {"name": "", "checkpoints": []} == {
         "family": "llama", "name": "", "checkpoints": [], "reads": "text", "attention": "all layers",
-        "attribution": "exact", "identifiability": True, "inversion": True,
+        "decoder": "", "attribution": "exact", "identifiability": True, "inversion": True,
     }  # fmt: skip
+    assert rows["t5"]["decoder"] == rows["whisper"]["decoder"] == "self and cross"
     assert (rows["xlnet"]["attribution"], rows["bert"]["inversion"]) == ("forward mode", False)
     assert rows["qwen3_next"]["attention"] == "some layers"
     assert "xlnet" in run("models").stdout

@@ -141,7 +141,7 @@ def intervals_of(
 ) -> AttentionIntervals:
     """Bound the selected rows of attention that was captured; see `attention_intervals`."""
     captured = attention.captured("intervals()")
-    n = len(attention.tokens)
+    n = len(attention.keys)
     last, wanted, members = asked_of(attention, key, groups, weights)
     axes = (*(attention.axis(name) for name in _ROWS), last)
     layers, heads, queries = (axis.places for axis in axes[:3])
@@ -205,7 +205,7 @@ def bounds_of(
         compile_solver(captured.layers[0].heads.device)  # that does not count
     started = time.monotonic()
     rows = captured.rows(places, moving=bounding.epsilon > 0)
-    n = len(captured.reading.tokens)
+    n = len(captured.reading.keys)
     if bounding.epsilon:
         rows = rows._replace(free=rows.visible.sum(-1) > 1)  # the output may move, so every such row can
     sink = rows.attention.shape[1] - n  # one more key, which is not an edge

@@ -10,6 +10,7 @@ _COLUMNS = {
     "`model_type`": "family",
     "checkpoints": "checkpoints",
     "attention and intervals": "attention",
+    "decoder": "decoder",
     "attribution": "attribution",
     "identifiability": "identifiability",
     "inversion": "inversion",
@@ -24,8 +25,11 @@ checked on small random models against the modules' own outputs, and every model
 
 - **Attention and intervals**: effective attention, `verify`, and intervals. "some layers" means that only the layers
   with softmax attention are read; the others are named when they are asked for.
+- **Decoder**: of models of two stacks, "self and cross" means that besides the encoder, which is what is read by
+  default, the decoder's self-attention and its attention to the source are read, and its vectors and outputs attributed
+  to source and target ([how](howto/translation.md)).
 - **Attribution**: "exact" takes blocks apart and gets every Jacobian in one sweep. "forward mode" differentiates whole
-  blocks, which is as exact but takes longer.
+  blocks, which is as exact but takes longer; so decoders are attributed.
 - **Identifiability**: `token_identifiability`, for every model.
 - **Models that read text and images** are read by their text decoder. A text may be an image and a question, or a chat
   with images ([how](images_and_sounds.md#images-inside-a-text)); all but inversion works with the images' tokens.
@@ -42,6 +46,7 @@ class FamilyEntry(TypedDict):
     checkpoints: list[str]
     reads: str
     attention: str
+    decoder: str
     attribution: str
     identifiability: bool
     inversion: bool
@@ -60,6 +65,7 @@ def listed() -> list[FamilyEntry]:
                 "checkpoints": list(family.checkpoints),
                 "reads": reads,
                 "attention": "all layers" if family.instead is None else "some layers",
+                "decoder": "" if family.decoder is None else "self and cross",
                 "attribution": "exact" if family.splits else "forward mode",
                 "identifiability": True,
                 "inversion": family.features is None and family.causal and family.splits and not family.by_place,
@@ -73,6 +79,8 @@ def in_short(row: FamilyEntry) -> tuple[str, str, str, str]:
     works = row["attribution"]
     if row["inversion"]:
         works += ", inversion"
+    if row["decoder"]:
+        works += ", decoder"
     if row["attention"] == "some layers":
         works += ", attention in some layers"
     return row["family"], row["name"], next(iter(row["checkpoints"]), ""), works

@@ -1,6 +1,6 @@
 """Read texts through a model: batches and their texts, what each query sees, and what a replaced output changes."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from identikit.models.load.check import TOLERANCE, prove_with_images
 from identikit.models.model import Model, Split, Trace
 from identikit.models.taps.tap import AttentionCall, RowMask, Visitor
 from identikit.shapes import Tensor
-from identikit.texts.text import Encoded, ReadText, TokenBatch, collate, text_alone
+from identikit.texts.text import SOURCE, Encoded, ReadText, TokenBatch, collate, keys_of, text_alone
 
 
 class Change(NamedTuple):
@@ -65,7 +65,7 @@ def visible_keys(call: AttentionCall) -> Visible | None:
         return visible_from_mask(call.mask[0], n)
     if call.mask.plain_causal:
         return visible_window(torch.ones(n, dtype=torch.bool, device=device), after=0)
-    places = torch.arange(n, device=device)
+    places = torch.arange(call.key.shape[2], device=device)
     starts = []
     stops = []
     for rows in call.row_chunks():
@@ -79,7 +79,7 @@ def visible_keys(call: AttentionCall) -> Visible | None:
             )
         starts.append(start)
         stops.append(stop)
-    return Visible(n, places, torch.cat(starts), torch.cat(stops))
+    return Visible(len(places), places, torch.cat(starts), torch.cat(stops))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,11 +106,18 @@ class Reading:
         return self.batch.tokens[0]
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """The tokens that its tokens see: these themselves, or those of the source."""
+        return keys_of(self.batch, self.model.side).tokens[0]
+
+    @property
     def about(self) -> dict[str, Any]:
         """What every Result of a text keeps of it."""
-        words = [list(span) for span in self.batch.words[0]]
-        about = {"tokens": list(self.tokens), "special": self.batch.special[0].tolist(), "words": words}
-        return about if self.batch.images is None else about | {"images": list(self.batch.images.about)}
+        facts = facts_of(self.batch)
+        seen = keys_of(self.batch, self.model.side)
+        if seen is not self.batch:
+            facts[SOURCE] = facts_of(seen)
+        return facts
 
     @property
     def causal(self) -> bool:
@@ -135,6 +142,30 @@ class Reading:
         hidden = _largest_change(before.hidden[-1], after.hidden[-1])
         assert hidden is not None
         return Change(hidden, _largest_change(before.logits, after.logits))
+
+
+def facts_of(batch: TokenBatch) -> dict[str, Any]:
+    """Return what a Result keeps of a batch of one text."""
+    words = [list(span) for span in batch.words[0]]
+    facts = {"tokens": list(batch.tokens[0]), "special": batch.special[0].tolist(), "words": words}
+    return facts if batch.images is None else facts | {"images": list(batch.images.about)}
+
+
+def joined_facts(texts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Return the tokens and words of texts that stand one after another."""
+    about: dict[str, list[Any]] = {"tokens": [], "special": [], "words": []}
+    for facts in texts:
+        start = len(about["tokens"])
+        about["tokens"] += facts["tokens"]
+        about["special"] += facts["special"]
+        about["words"] += [[first + start, last + start] for first, last in facts["words"]]
+    return about
+
+
+def read_again(reading: Reading, model: Model, batch: TokenBatch) -> Reading:
+    """Read a batch of the text with another model over the same weights, all of its layers."""
+    trace, calls, visible = _captured(model, batch, model.attention_layers)
+    return Reading(model, batch, reading.text, calls[0], visible[0], trace, reading.may_be_cut)
 
 
 def readings(
@@ -179,8 +210,10 @@ def _captured(
     def visit(call: AttentionCall) -> None:
         if call.layer not in layers:
             return
+        keys = keys_of(batch, model.side)
         for row in range(len(batch)):
-            alone = call.of_text(row, batch.rows(row).to(call.query.device))
+            positions = [tokens.rows(row).to(call.query.device) for tokens in (batch, keys)]
+            alone = call.of_text(row, *positions)
             key = (id(call.mask), row)
             if key not in seen:
                 seen[key] = (call.mask, visible_keys(alone))  # the mask is kept alive so that its id stays its own

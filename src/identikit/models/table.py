@@ -36,6 +36,22 @@ def nothing(config: PreTrainedConfig) -> None:
 
 
 @dataclass(frozen=True)
+class Decoder:
+    """The decoder of an architecture of two stacks, as `Family` has it.
+
+    - `blocks`: its blocks, each of which attends to the target, and then to the source
+    - `own`, `cross`: the output projection and the value layer of each of the two
+    - `embedding`, `limit`: as in `Family`
+    """
+
+    blocks: str
+    own: tuple[str, str]
+    cross: tuple[str, str]
+    embedding: str | None = None
+    limit: Limit = table_size
+
+
+@dataclass(frozen=True)
 class Family:
     """One architecture: what it calls its parts, and what it does differently.
 
@@ -54,7 +70,8 @@ class Family:
     - `tap`: switches the tap in, and the model's own attention back at the end
     - `watch_output`: observes what a bare output projection makes; None: `output` is a module and can be watched
     - `stack`: the part that is read, from the base model, such as the encoder of two stacks; None: the whole model
-    - `model_class`: the transformers class to load; None: the one that the checkpoint names
+    - `decoder`: the other stack, which attends to the first; None: there is none
+    - `reads`: where blocks attend twice, which of the two is read; None: they attend once
     - `features`: how it reads images or sounds; None: it reads texts
     - `images`: how it reads images inside a text; None: it reads none there
     - `refusal`: why a model with this configuration cannot be read; None: it can
@@ -76,7 +93,8 @@ class Family:
     tap: Callable[[PreTrainedModel], AbstractContextManager[None]] = switched
     watch_output: Watcher | None = None
     stack: str | None = None
-    model_class: str | None = None
+    decoder: Decoder | None = None
+    reads: int | None = None
     features: Images | Sounds | None = None
     images: ImagesInText | None = None
     refusal: Refusal = nothing
@@ -100,6 +118,10 @@ def _own_keys(config: PreTrainedConfig) -> str | None:
 
 def _source_positions(config: PreTrainedConfig) -> int:
     return config.max_source_positions
+
+
+def _target_positions(config: PreTrainedConfig) -> int:
+    return config.max_target_positions
 
 
 def _spectrogram(config: PreTrainedConfig) -> tuple[int, int, int]:
@@ -135,8 +157,30 @@ _IDEFICS3 = replace(_PICTURED, blocks="text_model.layers.*", images=layouts.IDEF
 _GPT2 = Family("h.*", "attn.c_proj", "attn.c_attn", positions=True, causal=True)
 _HYBRID = replace(_LLAMA, instead="linear_attn", splits=False, tap=own.gated)
 _MAMBA = replace(_LLAMA, instead="mamba", splits=False)
-_T5 = Family("block.*", "layer.0.SelfAttention.o", "layer.0.SelfAttention.v", limit=nothing, stack="encoder")
-_BART = Family("layers.*", "self_attn.out_proj", "self_attn.v_proj", embedding="layernorm_embedding", stack="encoder")
+_T5 = Family(
+    "block.*",
+    "layer.0.SelfAttention.o",
+    "layer.0.SelfAttention.v",
+    limit=nothing,
+    stack="encoder",
+    decoder=Decoder(
+        "decoder.block.*",
+        own=("layer.0.SelfAttention.o", "layer.0.SelfAttention.v"),
+        cross=("layer.1.EncDecAttention.o", "layer.1.EncDecAttention.v"),
+        limit=nothing,
+    ),
+)
+_DECODER = Decoder(
+    "decoder.layers.*",
+    own=("self_attn.out_proj", "self_attn.v_proj"),
+    cross=("encoder_attn.out_proj", "encoder_attn.v_proj"),
+)
+_MARIAN = Family("layers.*", *_DECODER.own, stack="encoder", decoder=_DECODER)
+_BART = replace(
+    _MARIAN,
+    embedding="layernorm_embedding",
+    decoder=replace(_DECODER, embedding="decoder.layernorm_embedding"),
+)
 _VIT = Family("layers.*", "attention.o_proj", "attention.v_proj", limit=nothing, features=Images())
 _DINO = replace(
     _VIT,
@@ -158,7 +202,7 @@ FAMILIES: dict[str, Family] = {
     ).called("ALBERT", "albert/albert-base-v2"),
     "apertus": _LLAMA.called("Apertus", "swiss-ai/Apertus-8B-Instruct-2509"),
     "arcee": _LLAMA.called("Arcee", "arcee-ai/AFM-4.5B"),
-    "bart": _BART.called("BART (encoder)", "facebook/bart-base", "facebook/bart-large-cnn"),
+    "bart": _BART.called("BART", "facebook/bart-base", "facebook/bart-large-cnn"),
     "bert": _BERT.called("BERT", "google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2"),
     "biogpt": replace(_LLAMA, output="self_attn.out_proj").called("BioGPT", "microsoft/biogpt"),
     "camembert": _ROBERTA.called("CamemBERT", "almanach/camembert-base"),
@@ -219,9 +263,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama4_text": replace(_LLAMA, blocks="model.layers.*", positions=False, by_place=True).called("Llama 4, text"),
     "llava": replace(_PICTURED, images=layouts.LLAVA).called("LLaVA", "llava-hf/llava-1.5-7b-hf"),
-    "m2m_100": replace(_BART, embedding=None).called("NLLB, M2M100 (encoder)", "facebook/nllb-200-distilled-600M"),
-    "marian": replace(_BART, embedding=None).called("Marian (encoder)", "Helsinki-NLP/opus-mt-en-de"),
-    "mbart": _BART.called("mBART (encoder)", "facebook/mbart-large-50-many-to-many-mmt"),
+    "m2m_100": _MARIAN.called("NLLB, M2M100", "facebook/nllb-200-distilled-600M"),
+    "marian": _MARIAN.called("Marian", "Helsinki-NLP/opus-mt-en-de"),
+    "mbart": _BART.called("mBART", "facebook/mbart-large-50-many-to-many-mmt"),
     "minimax_m2": _LLAMA.called("MiniMax-M2", "MiniMaxAI/MiniMax-M2"),
     "ministral": _LLAMA.called("Ministral", "mistralai/Ministral-8B-Instruct-2410"),
     "ministral3": _LLAMA.called("Ministral 3, text"),
@@ -233,7 +277,7 @@ FAMILIES: dict[str, Family] = {
     "modernbert": Family("layers.*", "attn.Wo", "attn.Wqkv", embedding="embeddings.norm").called(
         "ModernBERT", "answerdotai/ModernBERT-base"
     ),
-    "mt5": replace(_T5, model_class="MT5EncoderModel").called("mT5 (encoder)", "google/mt5-small"),
+    "mt5": _T5.called("mT5", "google/mt5-small"),
     "nemotron": _LLAMA.called("Minitron (Nemotron-4)", "nvidia/Minitron-8B-Base"),
     "nomic_bert": Family("layers.*", "self_attn.o_proj", "self_attn.v_proj", embedding="embeddings.LayerNorm").called(
         "NomicBERT", "nomic-ai/nomic-embed-text-v1.5"
@@ -245,7 +289,7 @@ FAMILIES: dict[str, Family] = {
     "opt": replace(_LLAMA, blocks="decoder.layers.*", output="self_attn.out_proj").called(
         "OPT", "facebook/opt-125m", "facebook/opt-1.3b"
     ),
-    "pegasus": replace(_BART, embedding=None).called("Pegasus (encoder)", "google/pegasus-xsum"),
+    "pegasus": _MARIAN.called("Pegasus", "google/pegasus-xsum"),
     "phi": replace(_LLAMA, output="self_attn.dense").called("Phi-1, Phi-2", "microsoft/phi-1_5", "microsoft/phi-2"),
     "phi3": replace(_LLAMA, value="self_attn.qkv_proj").called(
         "Phi-3, Phi-4", "microsoft/Phi-3-mini-4k-instruct", "microsoft/phi-4"
@@ -272,10 +316,8 @@ FAMILIES: dict[str, Family] = {
     "smollm3": _LLAMA.called("SmolLM3", "HuggingFaceTB/SmolLM3-3B"),
     "stablelm": _LLAMA.called("StableLM", "stabilityai/stablelm-2-1_6b", "stabilityai/stablelm-3b-4e1t"),
     "starcoder2": _LLAMA.called("StarCoder2", "bigcode/starcoder2-3b"),
-    "t5": replace(_T5, model_class="T5EncoderModel").called(
-        "T5, Flan-T5 (encoder)", "google-t5/t5-small", "google/flan-t5-base"
-    ),
-    "umt5": replace(_T5, model_class="UMT5EncoderModel").called("uMT5 (encoder)", "google/umt5-small"),
+    "t5": _T5.called("T5, Flan-T5", "google-t5/t5-small", "google/flan-t5-base"),
+    "umt5": _T5.called("uMT5", "google/umt5-small"),
     "vaultgemma": _LLAMA.called("VaultGemma", "google/vaultgemma-1b"),
     "vit": _VIT.called("ViT", "google/vit-base-patch16-224"),
     "xlm-roberta": _ROBERTA.called("XLM-RoBERTa", "FacebookAI/xlm-roberta-base", "BAAI/bge-m3"),
@@ -353,5 +395,6 @@ FAMILIES: dict[str, Family] = {
         limit=_source_positions,
         features=Sounds(_spectrogram, _mel_bins),
         stack="encoder",
-    ).called("Whisper (encoder)", "openai/whisper-tiny", "openai/whisper-large-v3"),
+        decoder=replace(_DECODER, limit=_target_positions),
+    ).called("Whisper", "openai/whisper-tiny", "openai/whisper-large-v3"),
 }

@@ -17,7 +17,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from identikit.checks import shortened
 from identikit.errors import InputError, ModelError
-from identikit.models.families import FAMILIES, family_of
+from identikit.models.families import FAMILIES, family_of, has_decoder
 from identikit.models.load.checkpoint import Checkpoint, read_object
 from identikit.texts.encoding import tokenized
 from identikit.texts.pictures import ImageReader, PictureSource
@@ -69,7 +69,36 @@ def _reader_kind(model: PreTrainedModel) -> ReaderKind:
     return _READERS["text" if features is None else features.modality]
 
 
-def load_reader(checkpoint: Checkpoint, model: PreTrainedModel) -> Any:
+class Readers(NamedTuple):
+    """What reads for a model: `texts` (or images, or sounds); None where there is none:
+
+    - `targets`: the tokenizer of a decoder's texts, where its encoder reads something else
+    - `images`: what reads images inside texts
+    """
+
+    texts: Any
+    targets: Any
+    images: PictureSource | None
+
+
+def stored_readers(checkpoint: Checkpoint, model: PreTrainedModel) -> Readers:
+    """Return what a checkpoint brings to read for a model."""
+    reader = _stored_reader(checkpoint, model)
+    targets = None
+    if _writes(model) and checkpoint.file("tokenizer_config.json") is not None:
+        targets = AutoTokenizer.from_pretrained(checkpoint.place, **checkpoint.options)
+    return Readers(reader, targets, _picture_source(model, reader, checkpoint))
+
+
+def given_readers(model: PreTrainedModel, given: Any) -> Readers:
+    """Return what reads for a model in memory, out of a tokenizer, or of a processor of several."""
+    reader = _fitting_reader(model, given)
+    several = _writes(model) and isinstance(given, ProcessorMixin)
+    targets = getattr(given, "tokenizer", None) if several else None
+    return Readers(reader, targets, _picture_source(model, reader, given))
+
+
+def _stored_reader(checkpoint: Checkpoint, model: PreTrainedModel) -> Any:
     """Return the tokenizer, image processor or feature extractor that a checkpoint brings for a model."""
     kind = _reader_kind(model)
     try:
@@ -88,7 +117,12 @@ def load_reader(checkpoint: Checkpoint, model: PreTrainedModel) -> Any:
         ) from None
 
 
-def fitting_reader(model: PreTrainedModel, reader: Any) -> Any:
+def _writes(model: PreTrainedModel) -> bool:
+    family = family_of(model)
+    return family.features is not None and has_decoder(family, model)
+
+
+def _fitting_reader(model: PreTrainedModel, reader: Any) -> Any:
     """Return the tokenizer, image processor or feature extractor of a model in memory, out of a processor of several.
 
     One of another kind is refused; a class of the user's own is taken if it has what is asked of it.
@@ -109,7 +143,7 @@ def fitting_reader(model: PreTrainedModel, reader: Any) -> Any:
     return reader
 
 
-def picture_source(model: PreTrainedModel, tokenizer: Any, origin: Any) -> PictureSource | None:
+def _picture_source(model: PreTrainedModel, tokenizer: Any, origin: Any) -> PictureSource | None:
     """Return what reads images in the texts of a model; None: it reads none.
 
     `origin` is the checkpoint, or the processor of several that came with a model in memory. Where it brings no image

@@ -27,7 +27,7 @@ from identikit.results.measure import NOT_FINITE, Measure, ReadOnly, declared_in
 from identikit.results.provenance import Provenance
 from identikit.results.source import Held, Source
 from identikit.shapes import Tensor
-from identikit.texts.text import shown
+from identikit.texts.text import SOURCE, shown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -131,6 +131,10 @@ class Result(ABC):
     def tokens(self) -> tuple[str, ...]:
         """The tokens of the text."""
         return tuple(self.about.get("tokens", ()))
+
+    def text_of(self, axis: str) -> Mapping[str, Any]:
+        """Return the facts of the text that an axis ranges over: its `tokens`, which are `special`, and its `words`."""
+        return self.about.get(SOURCE, self.about) if axis in ("key", "input") else self.about
 
     @property
     def model_name(self) -> str:

@@ -25,12 +25,13 @@ def encode(
     max_tokens: object = None,
     truncate: bool = False,
     images: "ReadsImages | None" = None,
+    what: str = "text",
 ) -> list[Encoded]:
     """Turn a text (a string, a pair, token ids or the messages of a chat), or a list of texts, into pieces.
 
     A text of more tokens than `limit` (the model's) or `max_tokens` (the caller's) is refused. With `truncate` it is
     cut instead: pieces go from the end, of the longer half first, and the special tokens stay. Token ids are taken as
-    they are: nothing is added to them, and they are cut at the end.
+    they are: nothing is added to them, and they are cut at the end. Messages call a text `what` it is.
 
     Only the start of a long text is tokenised, if that has twice as many tokens as may be kept; a text that needs more
     than that is refused beyond ten million characters.
@@ -40,9 +41,9 @@ def encode(
     several = is_several(texts)
     listed = texts if several else [texts]
     if not listed:
-        raise InputError("Reading texts: the list is empty. Pass at least one text.")
+        raise InputError(f"Reading {what}s: the list is empty. Pass at least one {what}.")
     room = room_for(limit, max_tokens, truncate)
-    names = [f"texts[{index}]" if several else "the text" for index in range(len(listed))]
+    names = [f"{what}s[{index}]" if several else f"the {what}" for index in range(len(listed))]
     pictured = [_holds_images(name, text, images) for name, text in zip(names, listed, strict=True)]
     checked = [
         None if is_chat(text) or shows else _checked(name, text)

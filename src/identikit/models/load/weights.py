@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from identikit.errors import ModelError
-from identikit.shapes import Tensor
+from identikit.shapes import Bool, Tensor
 
 PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _BARE = ("torch.nn.", "transformers.pytorch_utils")  # whose modules read plain weights only
@@ -213,6 +213,24 @@ def offloaded_again(model: nn.Module) -> Iterator[None]:
 
 
 # NaN and infinity
+
+
+def check_finite(
+    name: str, hf: nn.Module, keep: Bool[Tensor, "batch n"], vectors: list[Tensor], dtype: torch.dtype
+) -> None:
+    """Refuse a run whose embedding sum, or a block's output, is not finite at a token; padding does not count."""
+    padding = ~keep.to(vectors[0].device)
+    finite = torch.stack([(tensor.isfinite().all(-1) | padding).all() for tensor in vectors]).tolist()
+    if all(finite):
+        return
+    first = finite.index(False)
+    where = "before layer 0" if first == 0 else f"after layer {first - 1}"
+    weight = broken_weight(hf)
+    advice = wider_dtype(dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
+    raise ModelError(
+        f"Running {name}: its hidden vectors {where} hold NaN or infinity in {str(dtype).removeprefix('torch.')}, so "
+        f"nothing can be read from this text. {advice}"
+    )
 
 
 def broken_weight(model: nn.Module) -> str | None:
