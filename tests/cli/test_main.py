@@ -294,18 +294,6 @@ def test_help_of_reproduce_says_how_many_texts_claims_need():
         assert line in told
 
 
-def test_mistakes_of_reproduce_and_finetune(tmp_path: Path):
-    out = tmp_path / "out"
-    for command, message in (
-        (["reproduce", "fig99", "--out", out], "'fig99' is not known"),
-        (["reproduce", "fig1a", "--data", "mrpc", "--out", out], "say which folder holds it"),
-        (["reproduce", "fig1a", "--precision", "float8", "--out", out], "precision"),
-        (["finetune", "sst2", "--data-dir", tmp_path, "--out", out], "mrpc"),
-    ):
-        assert run(*command).refused(message)
-    assert not Path(out).exists()
-
-
 def test_json_has_no_nan_in_any_command(saved: Path, tmp_path: Path):
     """One token repeated has constant attention, and one row in time leaves layers without a bounded row."""
     model = ["--model", saved / "model"]

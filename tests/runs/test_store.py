@@ -82,7 +82,7 @@ def test_a_stopped_run_keeps_what_is_finished_and_computes_the_rest(tmp_path: Pa
     with pytest.raises(KeyboardInterrupt) as stopped:
         counted(tmp_path / "run", Count(stop=TEXTS[3]))
     assert stopped.value.__notes__ == [
-        f"What was computed is kept in {tmp_path / 'run'}. Run the same command again to go on."
+        f"What was computed is kept in {tmp_path / 'run'}. Run the same command again to continue."
     ]
     (shard,) = (tmp_path / "run").glob("shard-*")  # three texts were done, in less than a second
     assert unseal(shard.read_bytes()).about["texts"] == [0, 1, 2]
