@@ -51,7 +51,7 @@ class Limit(NamedTuple):
         return seconds <= max(1.0, self.left() / 4)
 
     def earlier(self, seconds: float) -> "Limit":
-        """Return the limit that keeps so many seconds free for what comes later."""
+        """Return the limit that keeps `seconds` free for later work."""
         return self._replace(started=self.started - seconds)
 
     def without(self, work: Callable[[], Answer]) -> tuple[Answer, "Limit"]:

@@ -24,7 +24,7 @@ HEAD_ROLES = "roles"
 
 
 class Offered(NamedTuple):
-    """A measure that `explain` can be asked for, and whether it is of a target."""
+    """A measure that `explain` offers, and whether it needs a target."""
 
     name: str
     meaning: str

@@ -1,4 +1,4 @@
-"""What `explain` gives back: the answers to all three questions about one text, as numbers."""
+"""What `explain` returns: the answers to all three questions about one text, as numbers."""
 
 import os
 from collections.abc import Mapping

@@ -153,7 +153,7 @@ def mean_over_texts(numbers: Float[Tensor, "text *place"]) -> tuple[Float[Tensor
 def bootstrap_ends(
     numbers: Float[Tensor, "text *place"], *, seed: int, level: float = 0.95, resamples: int = 2000
 ) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
-    """Return the ends of a bootstrap interval of the mean over texts: percentiles of the means of texts drawn anew.
+    """Return the ends of a bootstrap interval of the mean over texts: percentiles of the means of resampled texts.
 
     NaN counts as no number; a place with fewer than two numbers has no interval.
     """

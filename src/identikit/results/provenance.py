@@ -26,7 +26,7 @@ class Provenance:
     - `settings`: the options of the analysis: tolerances, seed, norm, …
     - `versions`: of identikit and of the packages that it computes with
     - `packed`: how the weights are packed, such as '4-bit weights (bitsandbytes nf4)'; empty where they are plain
-    - `code`: the SHA-256 of the file that has the model's class; empty where there is none, or nobody noted it
+    - `code`: the SHA-256 of the file that has the model's class; empty if there is none, or if it was not recorded
     """
 
     model: str

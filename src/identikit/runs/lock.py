@@ -52,7 +52,7 @@ class Owner:
                 os.kill(self.process, 0)
             except ProcessLookupError:
                 return True
-            except (OSError, OverflowError):  # it lives, and is somebody else's
+            except (OSError, OverflowError):  # it is alive and belongs to another user
                 pass
         return time.time() - self.beat > SILENT_SECONDS
 
@@ -95,7 +95,7 @@ class FolderLock:
             found = path.lstat()
             if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
                 raise InputError(
-                    f"Cannot write to {self.folder}: {LOCK} there is a link or something else that is no plain file of "
+                    f"Cannot write to {self.folder}: {LOCK} there is a link or otherwise not a plain file of "
                     "its own. Remove it, or choose another folder with --out."
                 )
         lock = FileLock(path, blocking=False, thread_local=False)
@@ -141,7 +141,7 @@ class FolderLock:
             self._system = None
 
     def holder(self) -> Owner | None:
-        """Return who holds the lock; None if nobody does. The note of a killed process may be left."""
+        """Return the process that holds the lock, or None. A killed process may have left its note behind."""
         owner = self._noted()
         if owner is None or owner.is_gone:
             return None

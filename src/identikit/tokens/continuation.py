@@ -65,7 +65,7 @@ def ids_batch(ids: Int[Tensor, "batch n"], segments: Int[Tensor, "batch n"] | No
 
 @dataclass(frozen=True, eq=False)
 class Continuations:
-    """One text of a causal model, run once; `at` tries other tokens in the place of any of its own.
+    """One text of a causal model, run once; `at` tries other tokens at any of its positions.
 
     - `batch`: the text, without padding; `trace`: its run; `calls`: its attention, layer by layer
     """

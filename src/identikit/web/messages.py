@@ -32,7 +32,7 @@ class NewJob(_Request):
     pair: str | None = Field(None, description="A second text, read together with the first.")
     model: str | None = Field(None, description="One of the server's models, by its name; the first if left out.")
     measures: list[str] = Field([], description="Also read attention in these ways, of those that the server names.")
-    target: str | int | None = Field(None, description="What measures that need a target are of: a token, or a number.")
+    target: str | int | None = Field(None, description="The target of measures that need one: a token, or a number.")
 
 
 class RowsRequest(_Request):
@@ -101,7 +101,7 @@ class ServedModel(BaseModel):
 
 
 class OfferedMeasure(BaseModel):
-    """A way to read attention that an analysis may be asked for; `of_target`: it is of a target, such as a token."""
+    """A reading of attention that an analysis can include; `of_target`: it needs a target, such as a token."""
 
     name: str
     meaning: str
@@ -227,7 +227,7 @@ CANCEL = "cancel"
 class ModelSource:
     """A model that the server was started with: a hub id, a folder, or None for the packaged one, and how to load it.
 
-    `fingerprint` and `revision` are known once it was loaded: whoever loads it again must find the same.
+    `fingerprint` and `revision` are known once the model has been loaded; loading it again must give the same.
     """
 
     model: str | None

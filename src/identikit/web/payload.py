@@ -291,7 +291,7 @@ def _reading(measure: Measure, source: str, digits: int) -> dict[str, Any]:
 def _add_measures(file: File, result: Explanation) -> None:
     """Add the readings of attention that an explanation was asked for: their ends, and the roles of heads.
 
-    Of each, the page shows the `label`, the `meaning` and the Python (`code`); `axes` say what it is of.
+    Of each, the page shows the `label`, the `meaning` and the Python (`code`); `axes` names its axes.
     """
     text = file.about["calls"].get("text", "")
     kept: list[dict[str, Any]] = []

@@ -126,7 +126,7 @@ def extreme_rows(
 
 
 def _solver(rows: Rows) -> Solver:
-    """Return what solves these rows: compiled code where it can be had, else one linear program per end."""
+    """Return what solves these rows: compiled code where it is available, otherwise one linear program per end."""
     if rows.attention.is_cuda and find_spec("triton") is not None:
         from identikit.maths.polytope import cuda
 

@@ -117,7 +117,7 @@ def _leaving(column, values, inside, n, room, idle):
 
 @_compiled
 def _exchange(tableau, values, column, pivot, p, q, step):
-    """Exchange row p of the basis for column q, which gets so much weight; `column` is that column as it was.
+    """Exchange row p of the basis for column q, which gets this weight; `column` is that column before the exchange.
 
     Single entries are written after their rows: vectors that are read right after a part of them must wait for it.
     """
@@ -210,7 +210,7 @@ def _dual(row, y):
 def _maximise(row, limit, idle):
     """Go to a vertex with the greatest $c \\cdot a'$; returns whether it was reached within so many steps.
 
-    Profits are carried along from step to step, and computed anew before the end is believed. No artificial column up
+    Profits are carried along from step to step, and computed afresh before an end is accepted. No artificial column up
     to `idle` may grow: what rounding has left in one would otherwise widen the set. The row's arrays are taken out of
     it before the loop: numba counts who holds each, which in the loop took longer than the step.
     """
@@ -298,7 +298,7 @@ def _off(row):
 
 @_compiled
 def _settle(row, limit, off):
-    """Maximise, once more with a fresh tableau where the vertex drifted from the set; note how far it is from it."""
+    """Maximise, once more with a fresh tableau where the vertex drifted from the set; note the remaining distance."""
     if not _maximise(row, limit, np.inf):
         return False
     drift = _off(row)
