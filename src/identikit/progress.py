@@ -51,7 +51,7 @@ def _told(progress: Any) -> AbstractContextManager[Any]:
 
 
 def _is_watched() -> bool:
-    """Tell whether bars can be seen: on a terminal, or in a notebook that has widgets."""
+    """Whether bars can be seen: on a terminal, or in a notebook that has widgets."""
     if "ipykernel" in sys.modules:
         return find_spec("ipywidgets") is not None
     return sys.stderr is not None and sys.stderr.isatty()

@@ -175,7 +175,7 @@ def _tell(message: str) -> None:
 
 
 def _open_streams() -> None:
-    """Open streams that came closed to nowhere, so that no file that is opened later is taken for one of them."""
+    """Redirect closed standard streams to the null device, so that no file opened later takes their place."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             with suppress(OSError):

@@ -210,7 +210,7 @@ def _attributed(
     try:
         return attribute([reading], options, progress=progress)[0]
     except _Late:
-        late = "Attribution was given up: it takes longer than expected, and twice the time limit has passed."
+        late = "Attribution was stopped: it takes longer than expected, and twice the time limit has passed."
         return Unavailable(f"{late} {_offer(reading)}".strip())
     except InputError as refusal:
         return Unavailable(str(refusal))

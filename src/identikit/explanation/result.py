@@ -55,7 +55,7 @@ class Explanation(Result):
 
     `attention`, `identity` and `attribution` are the Results these were read from, or `Unavailable` with a reason;
     `bounded` has the rows of attention that were bounded, each with its intervals. `readings` has what `measures=`
-    asked for, by name, and `about["readings"]` what is said of it.
+    asked for, by name, and `about["readings"]` the facts about each.
     """
 
     attention: EffectiveAttention | Unavailable = NOT_COMPUTED

@@ -94,7 +94,7 @@ class Plan:
         return [claim for name, claim in CLAIMS.items() if every or name in self.names]
 
     def data_of(self, entry: Figure | Claim) -> str | None:
-        """Return the data that a figure is drawn from or a claim judged on; None where none of those given will do."""
+        """Return the data that a figure is drawn from or a claim judged on; None if none of those given will do."""
         if not entry.data:
             return EXAMPLES
         if source(entry.data) in self.datasets:

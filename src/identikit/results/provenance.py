@@ -58,7 +58,7 @@ def _version(package: str) -> str:
 
 @cache
 def code_hash(made: type) -> str:
-    """Return the SHA-256 of the file that a class is in; empty where it is in none."""
+    """Return the SHA-256 of the file that defines a class; empty if there is none."""
     try:
         return hashlib.sha256(Path(inspect.getfile(made)).read_bytes()).hexdigest()
     except (TypeError, OSError):

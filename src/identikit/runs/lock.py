@@ -1,8 +1,8 @@
-"""One writer per folder: a lock that says who holds it, and that a dead owner does not keep.
+"""One writer per folder: a lock that names its owner and is freed when the owner dies.
 
 On a local disk the system's own lock is used, which ends with the process that holds it, however it ends. A note says
 who holds the lock; where the system has none, such as on remote storage, the note is the lock. Its owner renews it
-every minute, and one that has been silent for ten is taken for dead.
+every minute, and one that has been silent for ten minutes is considered dead.
 """
 
 import json
@@ -41,7 +41,7 @@ class Owner:
     beat: float
 
     def words(self) -> str:
-        """Say who it is."""
+        """Describe the process."""
         return f"process {self.process} on {self.host}, started {self.since},"
 
     @property

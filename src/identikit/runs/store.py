@@ -257,7 +257,7 @@ def read_manifest(files: AbstractFileSystem, folder: str) -> dict[str, Any] | No
 
 
 def _is_ours(name: str) -> bool:
-    """Say whether a file is one that a run has before its first result."""
+    """Whether a file belongs to a run that has no result yet."""
     return name in (LOCK, NOTE, MANIFEST, COMMAND, ERROR, PLAN) or _PARTIAL.fullmatch(name) is not None
 
 

@@ -121,7 +121,7 @@ class Position:
     before: dict[int, _Before]
 
     def keys_before(self, call: AttentionCall) -> _Before:
-        """Return the keys and values that a layer's attention finds before the position."""
+        """Return a layer's keys and values before the position."""
         i = self.place
         visible = call.visible(slice(i, i + 1))[0, :, 0]
         reason = ""

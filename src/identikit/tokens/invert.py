@@ -299,7 +299,7 @@ def token_words(model: Model, ids: Iterable[int]) -> dict[str, str]:
 
 
 def _is_hidden(argument: Any) -> bool:
-    """Tell whether an argument is hidden vectors: a tensor or array of fractions with two dimensions."""
+    """Whether an argument holds hidden vectors: a two-dimensional tensor or array of floats."""
     return getattr(argument, "ndim", 0) == 2 and torch.as_tensor(argument).is_floating_point()
 
 

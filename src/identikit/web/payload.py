@@ -106,7 +106,7 @@ def _inputs(result: Result) -> dict[str, Any]:
 
 
 def _is_too_long(reading: Reading) -> bool:
-    """Tell whether a text was cut because the model reads no more of it."""
+    """Whether a text was cut to the model's limit."""
     if not reading.may_be_cut or reading.model.modality != "text":
         return False
     try:

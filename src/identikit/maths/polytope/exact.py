@@ -186,7 +186,7 @@ def _solved_again(rows: Rows, wanted: Wanted, solve: Solver, *, both: bool = Tru
 
 
 def _solved_plainly(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
-    """Return what plain linear programs propose; without scipy, rows are given up once more."""
+    """Return what plain linear programs propose; without scipy, these rows remain unsolved."""
     if find_spec("scipy") is None:
         return Proposed.nothing(rows, wanted, vertices=vertices)._replace(failed=rows.free.clone())
     return propose_plainly(rows, wanted, both=both, vertices=vertices)

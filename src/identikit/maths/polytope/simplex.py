@@ -26,7 +26,7 @@ PIVOT = 1e-9  # the smallest pivot
 ZERO = 1e-12  # a weight this small is 0
 FRESH = 256  # steps between fresh tableaus: updates lose digits
 DRIFT = 1e-12  # a vertex that is farther from the set is computed again with a fresh tableau
-STEPS = 400  # a row that needs more steps per quantity, on average, is given up
+STEPS = 400  # a row that needs more steps per quantity, on average, is abandoned
 _WAY = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
 
 
@@ -394,7 +394,7 @@ def _solve_row(row, task, found, index):
 
 @_compiled
 def solve(task, found, chosen):
-    """Solve chosen rows of a task into `found` (a `Proposed` of arrays), where those that are given up are marked."""
+    """Solve chosen rows of a task into `found` (a `Proposed` of arrays), and mark those that were abandoned."""
     for index in chosen:
         row = _start(task.basis[task.group[index]], task.visible[index], task.attention[index])
         found.failed[index] = not _solve_row(row, task, found, index)

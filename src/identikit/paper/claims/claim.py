@@ -19,7 +19,7 @@ from identikit.paper.evidence import Evidence
 
 ONE_LAYER = "the model has only one layer"
 BESIDE = "Beside the paper"  # the section of our own claims
-NOTHING = "–"  # what stands for a measurement where there is none
+NOTHING = "–"  # written where there is no measurement
 EXACT = 1
 AVERAGED = 20
 RARE = 100
@@ -127,7 +127,7 @@ class Claim(Basis):
 
     @property
     def by_norm(self) -> bool:
-        """Whether it rests on contributions, and so is judged under each norm."""
+        """Whether it is about contributions, which depend on the norm."""
         return any("{norm}" in need for need in self.needs)
 
 
