@@ -21,7 +21,7 @@ from identikit.paper.inputs import INPUTS, from_one
 from identikit.paper.reproduce import Plan, Report
 from tests.models import tiny
 
-ALIKE = "fig8 fig9 fig10 fig15 fig16 fig20 fig21 fig23 fig24 fig27 fig30 fig31".split()
+ALIKE = ["fig8", "fig9", "fig10", "fig15", "fig16", "fig20", "fig21", "fig23", "fig24", "fig27", "fig30", "fig31"]
 ASKED = [name for name in FIGURES if name not in ALIKE]  # others are drawn from the same tables by the same functions
 PAIRS = [(f"w{i % 40 + 3} w{i * 7 % 40 + 3} w{i + 4} .", f"w{i * 3 % 40 + 3} w{i + 5} w{i + 6} w9") for i in range(22)]
 
