@@ -19,6 +19,7 @@ from identikit.runs.lock import LOCK
 from identikit.runs.run import Numbers, Run, Stored, groups_of
 from identikit.runs.store import ERROR, MANIFEST, Store
 from identikit.texts.text import Encoded
+from tests.hostile.made import content
 from tests.models import tiny
 
 TEXTS = [f"text {i}" for i in range(40)]
@@ -67,10 +68,6 @@ def counted(folder: Path, job: Count = COUNT, progress: Progress = silent, most:
 def is_whole(found: Numbers) -> bool:
     spelled = "".join(chr(round(2 * half)) for half in found["half"].tolist())
     return found["tokens"].tolist() == LENGTHS and spelled == "".join(TEXTS) and int(found["sum"]) == sum(LENGTHS)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.fixture
