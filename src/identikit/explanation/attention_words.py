@@ -318,7 +318,7 @@ def _certificate(explanation: Explanation) -> Paragraph:
     if dtype in ("bfloat16", "float16"):
         wider = explanation.provenance.settings["outputs_computed_in"]
         unit = torch.finfo(getattr(torch, dtype)).eps / 2
-        outputs += f", recomputed in {wider} from the model's queries, keys and values,"
+        outputs += f", computed anew in {wider} from the model's queries, keys and values,"
         rounds = f"; {dtype} rounds each number by up to {unit:.1g}"
         facts |= {"outputs_computed_in": wider, "rounding": unit}
     return Paragraph(
