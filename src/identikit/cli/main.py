@@ -77,7 +77,7 @@ def explain(
             "--target",
             help="Also say which tokens an output comes from: a next token or a class, or its number, prediction (what "
             "the model gives most), one of these at a position (Paris@7, @7), or similarity with --pair. Measures such "
-            "as gradient are of it.",
+            "as gradient refer to it.",
         ),
     ] = None,
     against: Annotated[

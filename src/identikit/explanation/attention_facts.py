@@ -1,4 +1,4 @@
-"""What is said of a text's attention: means by layer, why rows are free, sinks, and the edges worth naming.
+"""The facts about a text's attention: means by layer, why rows are free, sinks, and the edges worth naming.
 
 Rows are drawn, bounded and averaged by `attention/sample.py`.
 """
@@ -30,7 +30,7 @@ EDGES_NAMED = 5  # how many edges a list names, each of another head
 VISIBLE = 1e-3  # intervals narrower than this, and weights outside one by less, look the same with three digits
 SINK = 0.3  # a layer's mean weight on one token above which the token is a sink: no content word gets that much
 SEED = 0
-_TRIED = 4  # tokens whose rows tell how long the reachable dimensions of all take
+_TRIED = 4  # tokens whose rows are timed to estimate how long the reachable dimensions of all take
 _EVEN = 2.0  # a sink also gets this many times what equal weights would give it, which in a short text is a lot
 
 
@@ -44,15 +44,15 @@ class Limit(NamedTuple):
     started: float
 
     def passed(self, share: float) -> bool:
-        """Tell whether this share of the time has passed."""
+        """Whether this share of the time has passed."""
         return self.seconds is not None and time.monotonic() - self.started > share * self.seconds
 
     def allows(self, seconds: float) -> bool:
-        """Tell whether there is time for something that others wait for: a quarter of what is left, or a second."""
+        """Whether there is time for work that holds up the rest: a quarter of what is left, or a second."""
         return seconds <= max(1.0, self.left() / 4)
 
     def earlier(self, seconds: float) -> "Limit":
-        """Return the limit that keeps so many seconds free for what comes later."""
+        """Return the limit that keeps `seconds` free for later work."""
         return self._replace(started=self.started - seconds)
 
     def without(self, work: Callable[[], Answer]) -> tuple[Answer, "Limit"]:
@@ -257,7 +257,7 @@ def group_mass(
 
 
 def is_sink(raw: Float[Tensor, "*layers"], even: Float[Tensor, "*layers"]) -> Bool[Tensor, "*layers"]:
-    """Tell where a token's mean attention makes it a sink, given what it would get with equal weights."""
+    """Mark where a token's mean attention makes it a sink, given what equal weights would give it."""
     return (raw > SINK) & (raw > _EVEN * even)
 
 

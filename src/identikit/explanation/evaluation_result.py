@@ -1,4 +1,4 @@
-"""What `evaluate` gives back: how measures fare in each test, beside baselines."""
+"""What `evaluate` returns: how measures fare in each test, beside baselines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

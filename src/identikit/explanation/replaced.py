@@ -111,12 +111,12 @@ class ReplacedText:
 
     @property
     def batch(self) -> TokenBatch:
-        """The text as it is, alone."""
+        """A batch of the unchanged text alone."""
         return self.reading.batch
 
     @cached_property
     def before(self) -> Trace:
-        """The run of the text as it is."""
+        """The model's run on the unchanged text."""
         return self.reading.trace or self.reading.model.trace(self.batch)
 
     def runs(self, replaced: Bool[Tensor, "set n"]) -> Iterator[Trace]:

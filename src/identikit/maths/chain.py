@@ -49,7 +49,7 @@ class Chain(NamedTuple):
 
 
 class Extreme(NamedTuple):
-    """The greatest that a reading can be after a layer, and at most how far that is from what is attained."""
+    """The greatest value of a reading after a layer, and a bound on its distance from an attained value."""
 
     value: Float[Tensor, "source token"]
     gap: Float[Tensor, "source token"]

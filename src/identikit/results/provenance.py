@@ -26,7 +26,7 @@ class Provenance:
     - `settings`: the options of the analysis: tolerances, seed, norm, …
     - `versions`: of identikit and of the packages that it computes with
     - `packed`: how the weights are packed, such as '4-bit weights (bitsandbytes nf4)'; empty where they are plain
-    - `code`: the SHA-256 of the file that has the model's class; empty where there is none, or nobody noted it
+    - `code`: the SHA-256 of the file that has the model's class; empty if there is none, or if it was not recorded
     """
 
     model: str
@@ -58,7 +58,7 @@ def _version(package: str) -> str:
 
 @cache
 def code_hash(made: type) -> str:
-    """Return the SHA-256 of the file that a class is in; empty where it is in none."""
+    """Return the SHA-256 of the file that defines a class; empty if there is none."""
     try:
         return hashlib.sha256(Path(inspect.getfile(made)).read_bytes()).hexdigest()
     except (TypeError, OSError):

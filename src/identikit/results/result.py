@@ -269,7 +269,7 @@ class Result(ABC):
 
     @classmethod
     def _opened(cls: type[R], files: Files, about: Mapping[str, Any], where: str) -> R:
-        """Return the result of files whose description was read; files that a class adds are read by the class."""
+        """Return the result in files whose description was read; a class reads the files that it adds."""
         axes = []
         for axis in about["axes"]:
             tokens = None if axis["tokens"] is None else tuple(axis["tokens"])

@@ -1,6 +1,6 @@
 """What the folder of a run holds: what is done, missing or damaged, and who writes to it. No model is loaded.
 
-The manifest is sealed, so it is as it was written; nothing else is taken for granted.
+The manifest is sealed, so it can be trusted; nothing else is.
 """
 
 import json

@@ -133,7 +133,7 @@ def tokenized(tokenizer: PreTrainedTokenizerBase, *parts: str, **options: Any) -
 
 
 def _checked(name: str, text: Any) -> str | tuple[str, str] | list[Any]:
-    """Return a string or a pair as it is, and a sequence of numbers, which are token ids, as a list."""
+    """Return a string or a pair unchanged, and a sequence of numbers, which are token ids, as a list."""
     try:
         listed = text.tolist() if getattr(text, "ndim", None) == 1 else text
         if isinstance(listed, list | tuple | range) and not (listed and is_several(list(listed))):

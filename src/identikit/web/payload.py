@@ -110,7 +110,7 @@ def _inputs(result: Result) -> dict[str, Any]:
 
 
 def _is_too_long(reading: Reading) -> bool:
-    """Tell whether a text was cut because the model reads no more of it."""
+    """Whether a text was cut to the model's limit."""
     if not reading.may_be_cut or reading.model.modality != "text":
         return False
     try:
@@ -295,7 +295,7 @@ def _reading(measure: Measure, source: str, digits: int) -> dict[str, Any]:
 def _add_measures(file: File, result: Explanation) -> None:
     """Add the readings of attention that an explanation was asked for: their ends, and the roles of heads.
 
-    Of each, the page shows the `label`, the `meaning` and the Python (`code`); `axes` say what it is of.
+    Of each, the page shows the `label`, the `meaning` and the Python (`code`); `axes` names its axes.
     """
     text = file.about["calls"].get("text", "")
     kept: list[dict[str, Any]] = []
