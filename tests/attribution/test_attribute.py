@@ -194,7 +194,7 @@ def test_groups_of_texts_do_not_matter(probes: object, monkeypatch: pytest.Monke
     model = tiny.loaded("bert", dtype=torch.float64)
     alone = token_attribution(model, TEXTS, probes=probes)
 
-    def groups(model: Model, plans: list[AttributionPlan]):
+    def groups(model: Model, plans: list[AttributionPlan], *, padded: bool):
         yield [1, 0], _joined([plans[1], plans[0]])
         yield [2], plans[2]
 

@@ -44,6 +44,7 @@ def _globals() -> dict[str, Any]:
         "registries": [sorted(AttentionInterface._global_mapping), sorted(AttentionMaskInterface._global_mapping)],
         "verbosity": [hf_logging.get_verbosity(), hub_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()],
         "products": [torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision],
+        "convolutions": torch.backends.cudnn.allow_tf32,
         # Python's own random numbers are left out: in tests, beartype draws from them.
         "random": [torch.get_rng_state().tolist(), str(numpy.random.get_state())],
         "defaults": [torch.get_default_dtype(), torch.get_default_device()],

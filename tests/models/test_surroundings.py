@@ -112,6 +112,15 @@ SURROUNDINGS = {
 }
 
 
+def test_products_and_convolutions_are_in_full_precision_inside_and_as_before_outside():
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    assert before[0]  # as torch has it, so that images on a GPU would be read with 10 bits
+    for precision in ("full", "tf32"):
+        with products(precision):
+            assert not torch.backends.cudnn.allow_tf32
+    assert (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == before
+
+
 # Several at once, as far as their own checks allow.
 TOGETHER = [
     ("autocast", "float64", "saved tensors", "device"),

@@ -115,6 +115,10 @@ def _complete() -> Iterator[None]:
         if not torch.backends.cuda.math_sdp_enabled():  # on any device
             stack.callback(torch.backends.cuda.enable_math_sdp, False)
             torch.backends.cuda.enable_math_sdp(True)
+        with suppress(RuntimeError):  # torch raises it where its old switch and its new ones are mixed
+            if torch.backends.cudnn.allow_tf32:  # in convolutions, such as those that cut an image into patches
+                torch.backends.cudnn.allow_tf32 = False
+                stack.callback(setattr, torch.backends.cudnn, "allow_tf32", True)
         yield
 
 
