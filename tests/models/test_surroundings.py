@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import identikit as ik
 from identikit.errors import InputError, ModelError
 from identikit.models import surroundings
+from identikit.models.machine import products
 from identikit.models.model import Model
 from identikit.tokens.protocol import Settings
 from tests.models import tiny
