@@ -334,7 +334,7 @@ def test_what_cannot_be_proven_says_so(intervals, tmp_path):
         moving.save_proof(tmp_path / "proof.json")
     with pytest.raises(ik.InputError, match="counts texts"):
         ik.head_scores(model, TEXT, scores="sink rate", layers=0, heads=0).save_proof(tmp_path / "proof.json")
-    with pytest.raises(ik.InputError, match="only numbers"):
+    with pytest.raises(ik.InputError, match="puts all heads together"):
         ik.attention_measure(model, TEXT, "alti", layers=0).save_proof(tmp_path / "proof.json")
     for wrong in ("", tmp_path, tmp_path / "none" / "proof.json"):
         with pytest.raises(ik.InputError, match="file="):

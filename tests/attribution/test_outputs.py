@@ -176,7 +176,7 @@ def test_targets_are_of_many_states_at_once():
 
 BAD = {
     "two tokens": ("llama", "w5 w6", "is 2 tokens of"),
-    "no such id": ("llama", 999, "expected a token, a function, or a number from 0 to 59"),
+    "no such id": ("llama", 999, "expected a token, a number from 0 to 59, or in Python a function"),
     "a float": ("llama", 1.5, "expected a token"),
     "truth": ("llama", True, "expected a token"),
     "no position": ("llama", "w5@99", "is at position 99, and the text has 7 tokens"),
@@ -188,7 +188,7 @@ BAD = {
     "no pair": ("bert", "similarity", "is of a pair of texts"),
     "a word that the tokenizer does not know": ("llama", "Paris", "is not a token of tiny llama"),
     "a function without arguments": ("llama", lambda: 1.0, r"its arguments are \(\)"),
-    "a function that fails": ("llama", lambda hidden: hidden["last"], "failed on the text's vectors"),
+    "a function that fails": ("llama", lambda hidden: hidden["last"], "failed on the text"),
     "no finite number": ("llama", lambda hidden: hidden.sum() / 0, "must return one finite number"),
     "a function of nothing": ("llama", lambda logits, hidden: 5.0, "must return one finite number"),
     "not a number": ("llama", lambda logits, hidden: hidden, "must return one finite number"),

@@ -11,7 +11,7 @@ import torch
 from identikit.attention.effective import attend
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import is_collection, real_number, shortened
+from identikit.checks import is_collection, is_unicode, real_number, shortened
 from identikit.errors import InputError
 from identikit.models.load.check import TOLERANCE
 from identikit.models.model import Model
@@ -123,8 +123,8 @@ def attention_from(
         projection = _tensor("output_projection", output_projection, "head, d_v, d")
         _match("output_projection", projection, (layers, heads, d_value, projection.shape[-1]), value)
     names = _tokens(tokens, n)
-    if not isinstance(name, str):
-        raise InputError(f"attention_from: name={shortened(name)} cannot be used: expected a string.")
+    if not is_unicode(name) or not name.strip():
+        raise InputError(f"attention_from: name={shortened(name)} cannot be used: expected what the model is called.")
     calls = {at: call.of(at, seen) for at in range(layers)}
     if output is not None:
         _check_output(_tensor("output", output, "head, query, d_v"), calls)
@@ -186,7 +186,7 @@ def _tensor(name: str, given: Any, axes: str) -> Float[Tensor, "layer head row c
     except (TypeError, ValueError) as error:
         raise InputError(f"attention_from: {name}={shortened(given)} cannot be read as a tensor.") from error
     tensor = tensor[None] if tensor.ndim == 3 else tensor
-    if tensor.ndim != 4 or not tensor.is_floating_point() or not tensor.numel():
+    if tensor.ndim != 4 or tensor.dtype not in TOLERANCE or not tensor.numel():
         raise InputError(
             f"attention_from: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}: expected floats over "
             f"({axes}) or (layer, {axes})."
@@ -264,7 +264,7 @@ def _tokens(tokens: object, n: int) -> tuple[str, ...]:
     if tokens is None:
         return tuple(str(at) for at in range(n))
     named = list(tokens) if is_collection(tokens) else None
-    if named is None or len(named) != n or not all(isinstance(token, str) for token in named):
+    if named is None or len(named) != n or not all(map(is_unicode, named)):
         raise InputError(f"attention_from: tokens={shortened(tokens)} cannot be used: expected {n} strings.")
     return tuple(cast("list[str]", named))
 

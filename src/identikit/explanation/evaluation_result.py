@@ -8,6 +8,7 @@ import torch
 
 from identikit.explanation.faithfulness import BEST, SCORES, SHARES, WORST, EvaluationOptions
 from identikit.explanation.ranked import BASELINES
+from identikit.explanation.replaced import REPLACEMENTS
 from identikit.maths.measures import bootstrap_ends, mean_over_texts
 from identikit.models.model import Model
 from identikit.results.axis import Axis
@@ -73,8 +74,8 @@ class Evaluation(Result):
         """Say what was tested, the scores of each measure, and which measures do not change with the weights."""
         late = f" {counted(self.left_out, 'text')} not reached in time." if self.left_out else ""
         words = [
-            f"Explanations of {self.explained} on {counted(self.texts, 'text')}; tokens replaced by {self.replacement}."
-            f"{late} Means over texts ± standard errors:",
+            f"Explanations of {self.explained} on {counted(self.texts, 'text')}; tokens are replaced by "
+            f"{REPLACEMENTS[self.replacement]}.{late} {score_heading(self.texts)}",
             self._table().to_text(),
         ]
         if "left" in self.source.dims:
@@ -88,6 +89,13 @@ class Evaluation(Result):
 
         score = self.axis("score")
         return plots.score_bars(self if score.single else self.sel(score=score.values[0]), **options)
+
+
+def score_heading(texts: int) -> str:
+    """Say what a table of scores holds."""
+    if texts == 1:
+        return "The scores, of which one text gives no standard errors:"
+    return "Means over texts ± standard errors; where an error is as large as its mean, two errors to either side:"
 
 
 def score_table(rows: Mapping[str, Sequence[tuple[float, float]]], scores: Sequence[str]) -> Table:

@@ -44,7 +44,9 @@ AnyReading = AttentionMeasure | HeadScores | Unavailable
 
 def checked_names(measures: Sequence[str] | str) -> tuple[str, ...]:
     """Return the names of measures that are known."""
-    return known_names("measures", measures, tuple(offered.name for offered in OFFERED)) if measures != () else ()
+    if isinstance(measures, tuple | list) and not measures:
+        return ()
+    return known_names("measures", measures, tuple(offered.name for offered in OFFERED))
 
 
 def check_target(reading: Reading, names: Sequence[str], target: Any) -> None:

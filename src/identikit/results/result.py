@@ -11,6 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 FORMAT = "identikit-result-2"
 LARGEST = 1 << 26  # entries of one array above which a table or a file is refused
+_LABEL = 40  # characters of the name of a place, where several are said
 _ARRAYS = "arrays.safetensors"
 R = TypeVar("R", bound="Result")
 CLASSES: dict[str, type["Result"]] = {}
@@ -51,8 +53,8 @@ class Fact(ReadOnly):
         self.name = name
 
     def __get__(self, result: "Result | None", owner: type | None = None) -> Any:
-        """Return the fact; on the class, the attribute itself."""
-        return self if result is None else result.about[self.name]
+        """Return the fact, a copy that may be changed; on the class, the attribute itself."""
+        return self if result is None else deepcopy(result.about[self.name])
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -321,7 +323,7 @@ class Result(ABC):
         labels = {axis.name: axis.label for axis in self.axes if axis.single}
         layer = f"L{labels.pop('layer')}" if "layer" in labels else ""
         head = f"H{labels.pop('head')}" if "head" in labels else ""
-        singles = [layer + head, *(f"{name} {label!r:.20}" for name, label in labels.items())]
+        singles = [layer + head, *(f"{name} {_cut(label)!r}" for name, label in labels.items())]
         many = " × ".join(axis.counted for axis in self.axes if not axis.single)
         minus = f" minus {self.about['minus']:.40}" if "minus" in self.about else ""
         return f"<{type(self).__name__} {self.model_name:.40}{minus}: {', '.join(filter(None, [*singles, many]))}>"
@@ -389,6 +391,10 @@ def result_of(files: Files, where: str) -> Result:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, SafetensorError) as error:
         raise InputError(f"Opening {where}: it is damaged ({type(error).__name__}). Save the result again.") from None
+
+
+def _cut(label: str) -> str:
+    return label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…"
 
 
 def _numpy(array: Tensor) -> Any:
