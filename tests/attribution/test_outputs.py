@@ -183,6 +183,7 @@ BAD = {
     "an empty list": ("llama", [], "the list is empty"),
     "twice": ("llama", ["w9", 9], "two targets that are called"),
     "three": ("llama", ("w5", "w6", "w7"), "a pair is one target against another"),
+    "itself": ("llama", ("w9", 9), "against itself"),
     "a set": ("llama", {"w5"}, "expected one target"),
     "no logits": ("bert", "w5", "makes none"),
     "no pair": ("bert", "similarity", "is of a pair of texts"),
@@ -202,7 +203,7 @@ def test_a_bad_target_is_refused(what: str):
         ik.token_attribution(tiny.shared(name), TEXT, target=target)
 
 
-@pytest.mark.parametrize("option", [{"probes": 4}, {"norm": "sum"}, {"layers": [0]}, {"targets": [1]}])
+@pytest.mark.parametrize("option", [{"probes": 4}, {"norm": "sum"}, {"layers": [0]}, {"targets": [1]}, {"seed": 5}])
 def test_an_option_of_hidden_vectors_has_no_effect(option: dict[str, Any]):
     with pytest.raises(ik.InputError, match="has no effect here"):
         ik.token_attribution(tiny.shared("llama"), TEXT, target="w5", **option)
