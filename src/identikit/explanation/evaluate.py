@@ -64,7 +64,8 @@ def evaluate(
     - `replacement`: what takes the place of a token: "mask", "pad", or "draw", another token of the texts; None: the
       mask where the tokenizer has one, and else a draw. Special tokens are never replaced, nor is the output's own
     - `probes`: how many random directions token attribution is estimated from, or "exact"; None: 32
-    - `seconds`: stop after about this time; texts that were not reached are left out, and counted
+    - `seconds`: stop after about this time; texts that were not reached are left out, and counted. The first one is
+      always tested as a whole
     """
     model = checked_model(model)
     progress = function("progress", progress)

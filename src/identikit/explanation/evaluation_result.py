@@ -72,7 +72,8 @@ class Evaluation(Result):
 
     def said(self) -> str:
         """Say what was tested, the scores of each measure, and which measures do not change with the weights."""
-        late = f" {counted(self.left_out, 'text')} not reached in time." if self.left_out else ""
+        were = "was" if self.left_out == 1 else "were"
+        late = f" {counted(self.left_out, 'text')} {were} not reached in time." if self.left_out else ""
         words = [
             f"Explanations of {self.explained} on {counted(self.texts, 'text')}; tokens are replaced by "
             f"{REPLACEMENTS[self.replacement]}.{late} {score_heading(self.texts)}",
