@@ -270,3 +270,14 @@ def test_fishers_norm_from_probes_is_near():
 def test_fishers_norm_needs_a_vocabulary_and_the_last_layer(name: str, options: dict[str, Any], message: str):
     with pytest.raises(ik.InputError, match=message):
         ik.token_attribution(tiny.shared(name), TEXT, norm="fisher", **options)
+
+
+def test_a_long_target_is_cut_where_it_shows():
+    named = "next token 'w19' against next token 'w18'"
+    contrast = ik.token_attribution(tiny.shared("llama"), TEXT, target=[("w19", "w18"), "w7"]).sel(target=named)
+    assert f'target "{named[:39]}…"' in repr(contrast)
+
+
+def test_fishers_norm_is_of_probabilities():
+    found = ik.token_attribution(tiny.shared("llama"), TEXT, norm="fisher")
+    assert "to the probabilities at its own place" in str(found)

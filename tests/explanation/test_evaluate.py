@@ -199,7 +199,7 @@ def test_time_is_said_beforehand_and_kept_to(monkeypatch: pytest.MonkeyPatch):
     model = tiny.shared("bert")
     found = ik.evaluate(model, TEXTS, "leave one out", tests="leave one out", seconds=1e-6)
     assert (found.texts, found.left_out) == (1, 2) and "2 texts were not reached" in str(found)
-    assert "of which one text gives no standard errors" in str(found) and "±" not in str(found)
+    assert "Of one text, so without standard errors" in str(found) and "±" not in str(found)
     monkeypatch.setattr(sys.modules["identikit.explanation.evaluate"], "_LONG", 0.0)
     with pytest.warns(UserWarning, match="Testing takes up to .* runs of the model"):
         ik.evaluate(model, TEXTS, "leave one out", tests="leave one out")

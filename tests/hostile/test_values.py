@@ -198,3 +198,8 @@ def test_facts_of_a_result_are_not_changed_from_outside():
     before = found.details
     found.details["value"] = 5.0
     assert found.details == before != {}
+
+
+def test_numbers_of_eight_bits_are_refused():
+    with refused("float8"):
+        ik.attention_from(values=torch.ones(1, 2, 3).to(torch.float8_e4m3fn), weights=torch.full((1, 2, 2), 0.5))

@@ -8,7 +8,7 @@ import torch
 
 from identikit.attention.agreement import named_measures
 from identikit.explanation.evaluate import say_beforehand, tested
-from identikit.explanation.evaluation_result import explained, score_heading, score_table, summary, unchanged
+from identikit.explanation.evaluation_result import explained, score_table, summary, unchanged
 from identikit.explanation.faithfulness import BEST, SHARES, WORST, EvaluationOptions
 from identikit.explanation.ranked import BASELINES, NAMES
 from identikit.explanation.replaced import Replacement
@@ -17,7 +17,7 @@ from identikit.maths.measures import mean_over_texts
 from identikit.models.model import Model
 from identikit.progress import Progress
 from identikit.results.table import texts_table
-from identikit.results.words import counted
+from identikit.results.words import counted, means_of
 from identikit.runs.run import Numbers, Run, Stored
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
@@ -113,7 +113,7 @@ def evaluation_report(options: EvaluationOptions, tables: Mapping[str, "DataFram
     last = shuffled[shuffled["layers"] == shuffled["layers"].max()]
     still = unchanged(dict(zip(last["measure"], last["correlation"], strict=True)))
     words = (
-        f"Explanations of {explained(options)} on {counted(len(tables['texts']), 'text')}. "
-        f"{score_heading(len(tables['texts']))}\n\n{score_table(pairs, options.scores).to_text()}\n{still}"
+        f"Explanations of {explained(options)} on {counted(len(tables['texts']), 'text')}.\n"
+        f"{means_of(len(tables['texts']))}\n\n{score_table(pairs, options.scores).to_text()}\n{still}"
     )
     return words, {"texts": len(tables["texts"]), "summary": tables["summary"].to_dict("records")}

@@ -15,7 +15,7 @@ from identikit.results.axis import Axis
 from identikit.results.measure import held, sometimes_held
 from identikit.results.result import Fact, Result
 from identikit.results.source import Held
-from identikit.results.words import Column, Table, counted, mean_and_error
+from identikit.results.words import Column, Table, counted, mean_and_error, means_of
 from identikit.shapes import Tensor
 from identikit.texts.text import Text
 
@@ -76,7 +76,7 @@ class Evaluation(Result):
         late = f" {counted(self.left_out, 'text')} {were} not reached in time." if self.left_out else ""
         words = [
             f"Explanations of {self.explained} on {counted(self.texts, 'text')}; tokens are replaced by "
-            f"{REPLACEMENTS[self.replacement]}.{late} {score_heading(self.texts)}",
+            f"{REPLACEMENTS[self.replacement]}.{late} {means_of(self.texts)}",
             self._table().to_text(),
         ]
         if "left" in self.source.dims:
@@ -90,13 +90,6 @@ class Evaluation(Result):
 
         score = self.axis("score")
         return plots.score_bars(self if score.single else self.sel(score=score.values[0]), **options)
-
-
-def score_heading(texts: int) -> str:
-    """Say what a table of scores holds."""
-    if texts == 1:
-        return "The scores, of which one text gives no standard errors:"
-    return "Means over texts ± standard errors; where an error is as large as its mean, two errors to either side:"
 
 
 def score_table(rows: Mapping[str, Sequence[tuple[float, float]]], scores: Sequence[str]) -> Table:
