@@ -160,17 +160,12 @@ def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
         run = DatasetRun(**{parameter.name: given[parameter.name] for parameter in shared}, given=given)
         if run.truncate and run.skip_long:
             raise identikit.InputError("--truncate and --skip-long cannot be used together. Give one of them.")
-        command(run, **{parameter.name: _once(given[parameter.name]) for parameter in special})
+        command(run, **{parameter.name: option.once(given[parameter.name]) for parameter in special})
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared, *special)]
     called.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads the options from
     COMMANDS[command.__name__] = called
     return called
-
-
-def _once(value: Any) -> Any:
-    """Return what a repeated option was given, each value once: a second one would count every text twice."""
-    return list(dict.fromkeys(value)) if isinstance(value, list) else value
 
 
 @over_a_dataset

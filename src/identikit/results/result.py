@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 FORMAT = "identikit-result-2"
 LARGEST = 1 << 26  # entries of one array above which a table or a file is refused
-_LABEL = 40  # characters of the name of a place, where several are said
 _ARRAYS = "arrays.safetensors"
 R = TypeVar("R", bound="Result")
 CLASSES: dict[str, type["Result"]] = {}
@@ -320,10 +319,10 @@ class Result(ABC):
     # Being looked at
 
     def __repr__(self) -> str:
-        labels = {axis.name: axis.label for axis in self.axes if axis.single}
+        labels = {axis.name: axis.short_label for axis in self.axes if axis.single}
         layer = f"L{labels.pop('layer')}" if "layer" in labels else ""
         head = f"H{labels.pop('head')}" if "head" in labels else ""
-        singles = [layer + head, *(f"{name} {_cut(label)!r}" for name, label in labels.items())]
+        singles = [layer + head, *(f"{name} {label!r}" for name, label in labels.items())]
         many = " × ".join(axis.counted for axis in self.axes if not axis.single)
         minus = f" minus {self.about['minus']:.40}" if "minus" in self.about else ""
         return f"<{type(self).__name__} {self.model_name:.40}{minus}: {', '.join(filter(None, [*singles, many]))}>"
@@ -391,10 +390,6 @@ def result_of(files: Files, where: str) -> Result:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, SafetensorError) as error:
         raise InputError(f"Opening {where}: it is damaged ({type(error).__name__}). Save the result again.") from None
-
-
-def _cut(label: str) -> str:
-    return label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…"
 
 
 def _numpy(array: Tensor) -> Any:
