@@ -195,7 +195,7 @@ def test_a_text_is_not_repeated_endlessly():
 
 def test_facts_of_a_result_are_not_changed_from_outside():
     found = ik.captum_attribution(tiny.shared("llama"), TEXT, "occlusion")
-    before = found.details
+    before = dict(found.details)
     found.details["value"] = 5.0
     assert found.details == before != {}
 
