@@ -55,9 +55,11 @@ format: $(VENV)/.dev
 bench: $(VENV)/.demo
 	for part in attention intervals attribution 'tokens --part ridge' runs threads page; do $(BIN)/python -m benchmarks $$part || exit; done
 
-# Kills runs at random moments, on each engine, and compares what they end with; half an hour on two cores.
+# Kills runs at random moments, on each engine, and compares what they end with; half an hour on two cores. Then sends
+# mixed requests to a server.
 soak: $(VENV)/.dev
 	$(BIN)/python tools/soak.py
+	$(BIN)/python tools/soak_server.py
 
 # Tries what can be tried on the models at hand, and writes the page that says so; MODELS names more folders or hub ids.
 validate: $(VENV)/.dev

@@ -253,30 +253,6 @@ def test_only_a_result_may_reach_up_and_only_to_draw(tmp_path: Path):
     ]
 
 
-def test_every_other_rule_sees_what_breaks_it(tmp_path: Path):
-    seven = "a, b, c, d, e, f, g"
-    files = {
-        "__init__.py": "import_module(name)\n",
-        "alias.py": "from importlib import import_module as load\n",
-        "attribute.py": "import importlib\nimportlib.import_module(name)\n",
-        "classes.py": "class Twice: ...\nclass Once: ...\n",
-        "fields.py": "class Row:\n    def __post_init__(self):\n        self.__dict__['a'] = 1\n        self.b = 1\n",
-        "frozen.py": "class Twice:\n    def __post_init__(self):\n        vars(self).update(a=1)\n        super()\n",
-        "long.py": "\n" * 401,
-        "methods.py": f"class One:\n    def method(self, {seven}): ...\n    def other(self, {seven}, *, h): ...\n",
-        "kernel.py": f"@triton.jit\ndef kernel({seven}, h): ...\n",
-        "public.py": f"def load({seven}, *, h): ...\ndef invert({seven}, h): ...\n",
-        "setter.py": "class Set:\n    def __post_init__(self):\n        object.__setattr__(self, 'a', 1)\n",
-        "short.py": "\n" * 400,
-    }
-    source = made_up(tmp_path, files)
-    assert list(imports_by_name(source)) == ["alias.py", "attribute.py"]
-    assert list(repeated_classes(source)) == ["Twice"]
-    assert list(many_parameters(source)) == ["methods.py: other", "public.py: invert"]
-    assert list(written_while_frozen(source)) == ["fields.py: Row", "frozen.py: Twice", "setter.py: Set"]
-    assert long_modules(source) == {"long.py": 401}
-
-
 # What is public, and what importing it loads
 
 

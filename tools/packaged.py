@@ -97,6 +97,7 @@ def check_contents(wheel: Path) -> None:
     for name in (
         "py.typed",
         "texts/samples.tsv",
+        "web/run_page.html",
         "web/static/index.html",
         "web/static/main.js",
         "web/static/style.css",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from identikit.models.load.load import load
     from identikit.models.model import Model
     from identikit.results.citation import cite
+    from identikit.results.pictures import image_regions
     from identikit.results.result import Result
     from identikit.texts.data import read_texts, sample_texts
     from identikit.tokens.identify import token_identifiability
@@ -45,6 +46,7 @@ __all__ = [
     "agreement",
     "evaluate",
     "repeated_tokens",
+    "image_regions",
     "token_attribution",
     "captum_attribution",
     "scores",
@@ -74,6 +76,7 @@ _MODULES = {
     "captum_attribution": "attribution.scores",
     "scores": "attribution.scores",
     "cite": "results.citation",
+    "image_regions": "results.pictures",
     "read_texts": "texts.data",
     "sample_texts": "texts.data",
     "IdentikitError": "errors",

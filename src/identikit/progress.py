@@ -18,7 +18,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many parts of it are done, and how many there are."""
 
 Watched = Progress | bool | None
-"""A `Progress`, or whether bars are shown; None: where somebody can watch, on a terminal or in a notebook."""
+"""A `Progress`, or whether bars are shown; None: only where a person can see them, on a terminal or in a notebook."""
 
 PATIENCE = 1.0  # seconds that a call may take before its bars are shown
 
@@ -51,7 +51,7 @@ def _told(progress: Any) -> AbstractContextManager[Any]:
 
 
 def _is_watched() -> bool:
-    """Tell whether bars can be seen: on a terminal, or in a notebook that has widgets."""
+    """Whether bars can be seen: on a terminal, or in a notebook that has widgets."""
     if "ipykernel" in sys.modules:
         return find_spec("ipywidgets") is not None
     return sys.stderr is not None and sys.stderr.isatty()
@@ -70,7 +70,7 @@ class Pace(NamedTuple):
 
 @contextmanager
 def bars(console: "Console | None" = None, *, patience: float = 0.0) -> Iterator[Progress]:
-    """Yield a function that shows a bar for each piece of work, after so many seconds; nothing is left of them."""
+    """Yield a function that shows a bar for each piece of work longer than `patience` seconds, and removes it."""
     from rich import progress as rich
     from rich.console import Console
     from rich.text import Text

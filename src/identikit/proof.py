@@ -15,7 +15,7 @@ Steps. A file is a list of steps; each defines a quantity Q of the rows' weights
   the ends of step s stand for Q_s: a' >= 0 and f >= 0, so they bound f Q_s a'_m from either side.
 - a sum step: Q = sum w Q_s over earlier steps (none: Q_s = 1), with rational numbers w >= 0: ends add up.
 So by induction: for every choice of a' from the sets of all rows, lower <= Q <= upper in every step. What is proven is
-about the numbers in the file; that these are a model's is not something that a proof can show.
+about the numbers in the file; a proof cannot show that they came from a model.
 """
 
 import hashlib
@@ -115,7 +115,7 @@ def step_ends(step, rows, ends):
 
 
 def digest(content):
-    """Return the SHA-256 of all that a file holds beside its digest."""
+    """Return the SHA-256 of a file's content without its digest."""
     rest = {key: value for key, value in content.items() if key != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, allow_nan=False).encode()).hexdigest()
 

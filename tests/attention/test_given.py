@@ -221,3 +221,41 @@ def test_a_changed_model_is_not_differentiated():
         next(iter(model.hf.parameters())).add_(1e-3)
     with refused("changed after it was first read"):
         ik.attention_measure(attention, name="norm with residual")
+
+
+@pytest.mark.parametrize("name", ["t5-both", "bart"])
+def test_cross_attention_has_keys_of_another_text(name: str):
+    model = tiny.two_stacks(name)
+    own = ik.effective_attention(model, "w5 w6 w7 w9 w10 w11 w12 w13 w14", target="w8 w9 w5", attention="cross")
+    reading = own.captured().reading
+    calls = [layer.call for layer in own.captured().layers]
+    tensors = {
+        "values": torch.cat([call.value for call in calls]),
+        "output_projection": torch.stack([reading.model.projection(layer) for layer in own.layers]),
+        "output": torch.cat([call.output for call in calls]),
+        "tokens": own.tokens,
+    }
+    scores = {"queries": torch.cat([call.query for call in calls]), "keys": torch.cat([call.key for call in calls])}
+    made = ik.attention_from(**tensors, **scores, scaling=calls[0].scaling, source=own.keys)
+    given = ik.attention_from(**tensors, weights=torch.cat([call.weights() for call in calls]).numpy())
+    assert made.tokens == own.tokens and made.keys == own.keys and given.keys == tuple(map(str, range(11)))
+    for found in (made, given):
+        for array in ("raw", "effective", "rank", "polytope_dim"):
+            torch.testing.assert_close(found.array(array), own.array(array), atol=1e-9, rtol=0)
+        torch.testing.assert_close(found.intervals().upper, own.intervals().upper, atol=1e-9, rtol=0)
+    names = ("first", "same token")
+    mine, theirs = (ik.head_scores(each, scores=names).raw for each in (made, own))
+    torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=0)
+
+
+def test_as_many_source_tokens_as_targets_are_said_to_be_a_source():
+    tensors = {"values": torch.randn(2, 3, 4), "weights": torch.full((2, 3, 3), 1 / 3)}
+    alone = ik.attention_from(**tensors)
+    crossing = ik.attention_from(**tensors, tokens=["a", "b", "c"], source=["x", "y", "z"])
+    assert alone.keys == alone.tokens and crossing.keys == ("x", "y", "z") != crossing.tokens
+    with pytest.raises(ik.InputError, match=r"source=.* cannot be used: expected 3 strings"):
+        ik.attention_from(**tensors, source=["x"])
+    with pytest.raises(ik.InputError, match=r"mask='causal' cannot be used.*here \(2, 3\)"):
+        ik.attention_from(values=torch.randn(2, 3, 4), weights=torch.full((2, 2, 3), 1 / 3), mask="causal")
+    with pytest.raises(ik.InputError, match=r"weights has shape \(1, 2, 2, 4\)"):
+        ik.attention_from(values=torch.randn(2, 3, 4), weights=torch.full((2, 2, 4), 1 / 4))

@@ -13,7 +13,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from benchmarks import attention, attribution, intervals, inversion, page, runs, threads, tokens
+from benchmarks import attention, attribution, intervals, inversion, runs, threads, tokens
 from benchmarks.__main__ import bench
 from benchmarks.measure import Row, best_seconds, cuda_peak_gib, extra_mib, table, time_rows
 from benchmarks.shapes import made_up_llama, shape_of
@@ -173,16 +173,6 @@ def test_attribution_in_each_precision():
         assert (case, "peak GPU memory") not in rows  # this is a CPU
 
 
-def test_attribution_of_shapes_on_a_device(monkeypatch):
-    """What a GPU is given, on this machine with a model of its own."""
-    monkeypatch.setattr(attribution, "made_up_bert", lambda shape, device, layers: tiny.shared("bert"))
-    told = []
-    options = attribution.Options("cuda", tokens=(4, 6), depths=(3,), repeats=1)
-    rows = named(attribution.on_a_gpu(options, lambda *call: told.append(call)))
-    assert any("6 tokens, bfloat16" in case for case, _ in rows)
-    assert told == [("attribution", done, 2) for done in range(3)]
-
-
 @pytest.mark.parametrize(("probes", "how"), [(None, "exact"), (2, "2 probes")])
 def test_attribution_of_an_llms_shape(probes: int | None, how: str):
     told = []
@@ -194,21 +184,6 @@ def test_attribution_of_an_llms_shape(probes: int | None, how: str):
         (timed,) = (row for row in rows.values() if row.case == case and row.to == "planned")
         assert timed.what in ("sweep", "generic") and rows[case, "planned memory"].unit == "GiB"
     assert told == [("attribution", done, 2) for done in range(3)]
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["--tokens", "8"], "--tokens is for made-up models"),
-        (["--probes", "4"], "--probes is for made-up LLMs"),
-        (["--shape", "minilm", "--probes", "4"], "--probes is for made-up LLMs"),
-        (["--shape", "tiny", "--data", "mrpc"], "Leave out --model and --data"),
-        (["--shape", "nosuch"], "Use one of 1b, .* also minilm or bert-base"),
-    ],
-)
-def test_options_of_attribution_that_would_be_ignored_are_refused(given: list[str], words: str):
-    with pytest.raises(InputError, match=words):
-        CliRunner().invoke(bench, ["attribution", *given], catch_exceptions=False)
 
 
 def test_attribution_of_a_dataset(saved: str, tmp_path: Path):
@@ -276,18 +251,6 @@ def test_threads():
     assert {row.to for (_, what), row in rows.items() if what == threads.DECOMPOSED} == {threads.DIRECT}
 
 
-def test_mistakes_are_told_in_words(states: str, tmp_path: Path):
-    with pytest.raises(InputError, match=r"part 'all' is not known.* together, ridge, grid, inversion"):
-        tokens.Options(parts=("all",))
-    save_file({"inputs": torch.zeros(1)}, tmp_path / "other.safetensors")
-    for name in ("nowhere.safetensors", "other.safetensors"):
-        with pytest.raises(InputError, match=f"Reading hidden states from .*{name}.*Expected a safetensors file with"):
-            tokens.run(tokens.Options(str(tmp_path / name)))
-    (tmp_path / "torn.safetensors").write_bytes(b"half a file")
-    with pytest.raises(InputError, match=r"torn\.safetensors.*Expected a safetensors file with"):
-        tokens.read_states(tokens.Options(str(tmp_path / "torn.safetensors")))
-
-
 def test_rows_as_a_table_and_as_json(states: str, capsys: pytest.CaptureFixture[str], monkeypatch):
     def run(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
@@ -319,9 +282,3 @@ def test_a_page_has_a_size_and_frames(saved: str):
     assert rows["12 tokens", "page"].figure > 0.05
     if shutil.which("chromium"):
         assert rows["12 tokens", "frame while hovering, median"].unit == "ms"
-
-
-def test_texts_have_the_tokens_that_are_asked_for(saved: str):
-    model = page.load(saved)
-    for length in (8, 31):
-        assert length - 4 < len(model.encode([page.text_of(model, length)])[0]) <= length

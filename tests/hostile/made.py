@@ -7,18 +7,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
-from io import BytesIO, TextIOWrapper
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest import mock
+from typing import Any
 
 import torch
 import transformers as hf
 
 import identikit as ik
-from identikit.__main__ import main
+from tests.cli.made import Done
+from tests.cli.made import run as ended
 from tests.hostile.judging import Refused
 from tests.models import tiny
 
@@ -60,39 +58,9 @@ def texts_file(place: Path, texts: list[str] | None = None) -> Path:
 # The command line
 
 
-class Done(NamedTuple):
-    """How a command ended."""
-
-    status: int
-    stdout: str
-    stderr: str
-
-
 def command(*arguments: str | Path) -> Done:
     """Run the command line in this process; a refusal raises `Refused` with its message."""
     return checked(ended(*arguments))
-
-
-def ended(*arguments: str | Path) -> Done:
-    """Run the command line in this process, and tell how it ended."""
-    out = TextIOWrapper(BytesIO(), encoding="utf-8")
-    err = TextIOWrapper(BytesIO(), encoding="utf-8")
-    status: Any = None
-    with (
-        mock.patch.object(sys, "argv", ["identikit", *map(str, arguments)]),
-        redirect_stdout(out),
-        redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as ended:
-            status = ended.code
-    return Done(int(status or 0), _text(out), _text(err))
-
-
-def _text(stream: TextIOWrapper) -> str:
-    stream.flush()
-    return stream.buffer.getvalue().decode()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def process(*arguments: str | Path, first: str = "", **variables: str) -> Done:

@@ -17,7 +17,7 @@ import torch
 import identikit as ik
 from tests.hostile.judging import refused
 from tests.hostile.made import TEXT, command, same, saved, texts_file, workshop
-from tests.models import tiny
+from tests.models import pictured, tiny
 
 TEXTS = [f"w{i} w{i + 1} w{i + 2}" for i in range(4, 34)]
 ROW = {"layer": 0, "head": 0, "query": 3}
@@ -29,14 +29,15 @@ WRONG: dict[str, dict[str, Any]] = {
              "trust_remote_code": "yes"},
     "explain": {"model": None, "text": 5, "probes": 1.5, "maps": "naive", "measures": "zebra", "target": "w5",
                 "seconds": -1.0, "truncate": "yes", "progress": 5},
-    "effective_attention": {"model": "bert", "text": 5, "layers": 99, "heads": [1.5], "bias": 1, "mass": None,
+    "effective_attention": {"model": "bert", "text": 5, "target": "w5", "generate": 3, "attention": "cross",
+                            "layers": 99, "heads": [1.5], "bias": 1, "mass": None,
                             "tolerance": math.nan, "dtype": torch.int8, "truncate": "yes", "max_tokens": 0,
                             "progress": 5},
     "attention_intervals": {"model": None, "text": 5, "layer": -99, "head": "zebra", "query": slice(9, 9), "key": 1.5,
                             "groups": {"a": [99]}, "weights": {"a": "x"}, "method": "zebra", "epsilon": 1.5,
                             "seconds": math.nan, "truncate": 1, "progress": 5},
     "attention_from": {"values": "zebra", "weights": 5, "queries": 5, "keys": 5, "scaling": 1.0, "mask": "zebra",
-                       "output": [1.5], "output_projection": {}, "tokens": 5, "name": 5},
+                       "output": [1.5], "output_projection": {}, "tokens": 5, "source": 5, "name": 5},
     "alternative_attention": {"model": None, "text": 5, "layer": None, "head": True, "query": 99, "toward": "zebra",
                               "end": "nearer", "direction": [1.5], "truncate": None},
     "attention_measure": {"model": None, "text": 5, "name": "zebra", "target": 3, "layers": 99, "heads": [0],
@@ -48,8 +49,10 @@ WRONG: dict[str, dict[str, Any]] = {
     "evaluate": {"model": None, "texts": 5, "measures": "zebra", "tests": "zebra", "target": "zebra", "truth": [[5]],
                  "replacement": "zebra", "beam": 0, "probes": 1.5, "seed": -1, "seconds": -1.0, "truncate": "yes",
                  "max_tokens": 0, "progress": 5},
+    "image_regions": {"result": None, "grid": (2,), "box": (3, 0, 1, 1), "image": 9, "overview": 5},
     "repeated_tokens": {"model": None, "n": 0, "seed": -1},
-    "token_attribution": {"model": object(), "text": None, "messages": 5, "target": "w5", "probes": 0, "norm": "l7",
+    "token_attribution": {"model": object(), "text": None, "messages": 5, "target": "w5",
+                          "target_text": "w5", "generate": 3, "probes": 0, "norm": "l7",
                           "layers": [[0]],
                           "targets": {}, "source": "zebra", "precision": None, "seed": -1, "truncate": [],
                           "max_tokens": True, "progress": 5},
@@ -69,6 +72,10 @@ WRONG: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def effective_attention_of_a_picture() -> Any:
+    return ik.effective_attention(pictured.shared("llava"), (pictured.picture(), "w5"))
+
+
 @cache
 def given(function: str) -> dict[str, Any]:
     """Return arguments with which a public function goes through."""
@@ -83,6 +90,7 @@ def given(function: str) -> dict[str, Any]:
         "attention_from": {"values": torch.ones(1, 2, 3), "weights": torch.full((1, 2, 2), 0.5)},
         "alternative_attention": bert | {"text": TEXT} | ROW,
         "repeated_tokens": bert | {"n": 5},
+        "image_regions": {"result": effective_attention_of_a_picture()},
         "head_scores": bert | {"texts": TEXT},
         "agreement": {"model": tiny.shared("llama"), "texts": TEXT, "measures": ["gradient"]},
         "evaluate": bert | {"texts": TEXT, "measures": "leave one out", "tests": "leave one out"},

@@ -3,10 +3,7 @@
 What is no text is in `tests/texts/test_text.py`; here, that every function refuses it.
 """
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import identikit as ik
-from tests.hostile.judging import refused, refused_or_right, unclear
-from tests.hostile.made import command, environment, saved, stock_attention, strict_json, texts_file
+from tests.hostile.judging import refused, refused_or_right
+from tests.hostile.made import command, saved, stock_attention, strict_json
 from tests.models import tiny
 
 LIMIT = 64  # tokens that the tiny models read
@@ -127,20 +124,3 @@ def test_an_odd_text_is_attributed(text: Any):
     contribution = ik.token_attribution(tiny.shared("bert"), text).contribution
     assert (contribution >= 0).all()
     torch.testing.assert_close(contribution.sum(1), torch.ones(contribution.shape[0], len(ids_of(text))))
-
-
-def test_a_huge_text_in_a_file_takes_little_memory(tmp_path: Path):
-    data = texts_file(tmp_path, ["w5 w6", "w" * (20 << 20)])
-    words = ["attention", "--model", saved("bert"), "--data", data, "--out", tmp_path / "out"]
-    call = [sys.executable, "-m", "identikit", *map(str, words)]
-    peak = "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)"
-    script = f"import resource, subprocess\nsubprocess.run({call!r})\n{peak}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
-    assert int(done.stdout.split()[-1]) < 1500  # MB
-    assert unclear(done.stderr.strip()) == ""
-
-
-def test_a_huge_text_is_cut_as_its_tokens_are():
-    words = [f"w{40 + place % 19}" for place in range(200_000)]
-    attention = ik.effective_attention(tiny.shared("bert"), " ".join(words), truncate=True)
-    assert attention.tokens == ("<s>", *words[: LIMIT - 2], "</s>")

@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import sem, spearmanr
 
-from identikit.maths.measures import certain_order, ordered_share, pearson, pearson_sums, rank_correlation
+from identikit.maths.measures import (
+    certain_order,
+    mean_over_texts,
+    ordered_share,
+    pearson,
+    pearson_sums,
+    rank_correlation,
+)
 from tests.reference import chain as reference
 
 
@@ -86,10 +93,22 @@ def test_certain_order_is_that_of_all_possible_rows(seed: int):
 
 def test_pairs_are_ordered_where_their_ends_do_not_overlap():
     possible, _, asked = possible_rows(0)
-    lower, upper = possible.amin(1), possible.amax(1)
+    lower, upper = possible.amin(1).round(), possible.amax(1).round()  # some touch
     found = ordered_share(lower, upper, asked)
     for row in range(40):
         sources = asked[row].nonzero()[:, 0].tolist()
         pairs = [(one, other) for one in sources for other in sources if one < other]
         apart = [lower[row, i] >= upper[row, j] or lower[row, j] >= upper[row, i] for i, j in pairs]
         assert float(found[row]) == pytest.approx(np.mean(apart))
+
+
+def test_means_over_texts_leave_out_what_is_missing():
+    numbers = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    numbers[2:5, 1] = torch.nan
+    numbers[1:, 2] = torch.nan
+    numbers[:, 3] = torch.nan
+    mean, error = mean_over_texts(numbers)
+    for place in range(4):
+        known = numbers[:, place][~numbers[:, place].isnan()].numpy()
+        expected = [known.mean() if len(known) else np.nan, sem(known) if len(known) > 1 else np.nan]
+        assert [float(mean[place]), float(error[place])] == pytest.approx(expected, nan_ok=True)

@@ -128,12 +128,12 @@ def test_where_no_query_moves_the_output_there_is_no_condition():
     assert nothing.dim.item() == 0 and nothing.condition.isnan().all()
 
 
-@pytest.mark.parametrize("first", [0.1, 0.9, 0.9999])
-def test_rounding_of_keys_and_values_adds_no_rank(first):
+@pytest.mark.parametrize(("first", "size"), [(0.1, 1.0), (0.9, 1e-4), (0.9999, 1e4)])
+def test_rounding_of_keys_and_values_adds_no_rank(first, size):
     """Values of rank 5 and keys of rank 9, rounded to float32: 4 dimensions, however much one key has of the weight."""
     n = 60
     d = 16
-    keys = (drawn(2, n, 9, seed=1) @ drawn(2, 9, d, seed=2) / 3).float()
+    keys = (size * drawn(2, n, 9, seed=1) @ drawn(2, 9, d, seed=2) / 3).float()
     values = (drawn(2, n, 5, seed=3) @ drawn(2, 5, d, seed=4) + 3).float()
     attention = (1 - first) * drawn(2, 30, n, seed=5).softmax(-1)
     attention[:, :, 0] += first

@@ -269,6 +269,81 @@ def test_torchao_is_read(tmp_path: Path, kind: str):
         assert (mine[what] - stock[what]).abs().max() < (2e-3 if "too" in kind else 1e-6), what
 
 
+def written_gguf(file: Path, kind: str) -> hf.PreTrainedModel:
+    """Write a tiny Llama as a GGUF file; return it with the weights that the file stands for."""
+    gguf = pytest.importorskip("gguf", reason="GGUF files need it (pip install gguf)")
+    vocabulary = ["<unk>", "<s>", "</s>", "\u0120", *"abcdefghijklmnopqrstuvwxyz", "ab"]
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(vocab_size=len(vocabulary), num_attention_heads=4, max_position_embeddings=64, **sizes)
+    model = hf.LlamaForCausalLM(config).eval()
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(8)
+    writer.add_vocab_size(len(vocabulary))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(vocabulary)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    packing = gguf.GGMLQuantizationType[kind]
+    for name, weight in model.state_dict().items():
+        heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2], 0)
+        rows = weight.numpy()
+        if heads:  # GGUF pairs the halves of rotary dimensions
+            rows = rows.reshape(heads, 2, -1, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
+        place = names.get_name(name, try_suffixes=(".weight",))
+        if rows.ndim == 1:
+            writer.add_tensor(place, rows)
+            continue
+        codes = gguf.quants.quantize(rows, packing)
+        writer.add_tensor(place, codes, raw_dtype=packing)
+        read = gguf.quants.dequantize(codes, packing)
+        if heads:
+            read = read.reshape(heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
+        weight.copy_(torch.from_numpy(read))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
+def test_a_gguf_file_is_read_as_the_numbers_that_it_stands_for(tmp_path: Path, kind: str):
+    file = tmp_path / f"tiny.{kind}.gguf"
+    meant = written_gguf(file, kind)
+    read = ik.load(file)
+    assert (read.name, read.n_layers, read.dtype) == (file.name, 2, torch.float32)
+    assert all(torch.equal(weight, meant.get_parameter(name)) for name, weight in read.hf.named_parameters())
+    text = "a dog sat"
+    plain = ik.load(meant, read.tokenizer)
+    mine, stock = (ik.effective_attention(each, text) for each in (read, plain))
+    assert len(mine.tokens) >= 7
+    assert torch.equal(mine.effective, stock.effective)
+    assert mine.verify().logits is not None
+    assert read.recipe is not None
+    assert read.recipe.load().fingerprint == read.fingerprint
+
+
+def test_gguf_files_that_cannot_be_read_are_refused_in_a_line(tmp_path: Path):
+    file = tmp_path / "damaged.gguf"
+    file.write_bytes(b"GGUF")
+    for given, why in ((file, "transformers cannot"), (tmp_path, "Name the file itself")):
+        with pytest.raises(ik.ModelError, match=why) as caught:
+            ik.load(given)
+        assert "\n" not in str(caught.value)
+
+
 def test_embeddings_and_biases_of_packed_layers():
     class Rows(nn.Module):
         num_embeddings = 5

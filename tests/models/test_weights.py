@@ -289,14 +289,6 @@ def test_mxfp4_is_read_as_the_numbers_that_it_stands_for(tmp_path: Path):
     assert all(torch.equal(own[name], weight) for name, weight in expected.items())
 
 
-def test_gguf_files_are_refused_with_the_way_out(tmp_path: Path):
-    file = tmp_path / "tiny.gguf"
-    file.write_bytes(b"GGUF")
-    for given in (file, str(file), tmp_path):
-        with pytest.raises(ik.ModelError, match=r"is a GGUF file.*gguf_file='tiny\.gguf'\)\.save_pretrained"):
-            ik.load(given)
-
-
 # Devices
 
 

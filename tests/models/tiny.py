@@ -12,6 +12,7 @@ import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from identikit.models.families import FAMILIES, Family
+from identikit.models.load.load import load
 from identikit.models.model import Model
 
 VOCABULARY = 60
@@ -33,7 +34,7 @@ _GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_
 _T5 = _COMMON | {"d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 3, "num_heads": 4, "decoder_start_token_id": 0}
 _TWO_STACKS = _COMMON | {
     "d_model": 24, "max_position_embeddings": 64, "encoder_layers": 3, "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 40, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 40,
+    "encoder_ffn_dim": 40, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 40,
     "decoder_start_token_id": 0, "scale_embedding": True,
 }  # fmt: skip
 _WHISPER = _TWO_STACKS | {"num_mel_bins": 8, "max_source_positions": 50, "decoder_start_token_id": 1}
@@ -229,6 +230,25 @@ BUILDERS = {
         text_config=_GROUPED | {"model_type": "llama"},
         vision_config=_VISION | {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 4},
     ),
+    **{
+        name: _made(
+            made,
+            {},
+            text_config=_GROUPED | {"model_type": "llama"},
+            vision_config=_VISION | {"image_size": 16, "patch_size": 4},
+            scale_factor=2,
+        )
+        for name, made in {
+            "idefics3": "Idefics3ForConditionalGeneration",
+            "smolvlm": "SmolVLMForConditionalGeneration",
+        }.items()
+    },
+    "internvl": _made(
+        "InternVLForConditionalGeneration",
+        {},
+        text_config=_GROUPED | {"model_type": "qwen2"},
+        vision_config=_VISION | {"image_size": [16, 16], "patch_size": [4, 4]},
+    ),
     "mistral3": _made(
         "Mistral3ForConditionalGeneration",
         {},
@@ -350,6 +370,23 @@ def reader(name: str) -> Any:
     if name in IMAGES:
         return hf.ViTImageProcessorPil(size={"height": 16, "width": 16})
     return tokenizer()
+
+
+def speech_processor() -> hf.WhisperProcessor:
+    """Return a processor of the tiny Whisper: its feature extractor, and a tokenizer of single letters."""
+    vocabulary = {chr(65 + place): place for place in range(57)}
+    vocabulary |= {"<|endoftext|>": 57, "<|startoftranscript|>": 58, "<|notimestamps|>": 59}
+    return hf.WhisperProcessor(reader("whisper"), hf.WhisperTokenizer(vocabulary, merges=[]))
+
+
+def two_stacks(name: str, *, dtype: torch.dtype = torch.float64) -> Model:
+    """Return a tiny model of an encoder and a decoder, proved as `ik.load` proves it."""
+    whole = build(name, dtype=dtype)
+    if name == "whisper":
+        whole.config.decoder_start_token_id = 58
+        whole.generation_config.decoder_start_token_id = 58  # pyright: ignore[reportOptionalMemberAccess]
+        whole.generation_config.eos_token_id = 57  # pyright: ignore[reportOptionalMemberAccess]
+    return load(whole, speech_processor() if name == "whisper" else tokenizer())
 
 
 def loaded(name: str, *, dtype: torch.dtype = torch.float32) -> Model:

@@ -20,6 +20,7 @@ from identikit.paper.finetune import FineTuned, Training, f1, like_length_batche
 from identikit.progress import silent
 from identikit.texts.data import read_labelled
 from identikit.texts.text import collate
+from tests.hostile.made import content
 from tests.models import tiny
 from tests.models.real import SHARED, needs_data
 
@@ -69,10 +70,6 @@ def tune(source: str | Path | None, task: str, *, data_dir, out, device=None, pr
     return module.finetune(source, task, chosen, data_dir=data_dir, out=out, device=device, progress=progress)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def test_a_learnable_task_is_learnt(tmp_path, bert):
     calls = []
     data = write_cola(tmp_path / "data")
@@ -96,7 +93,7 @@ def test_the_same_call_gives_the_same_bytes(tmp_path, bert):
 
     def run(out: str, **options) -> dict[str, bytes]:
         tune(bert, "mrpc", data_dir=data, out=tmp_path / out, epochs=2, batch_size=3, **options)
-        return contents(tmp_path / out)
+        return content(tmp_path / out)
 
     torch.manual_seed(7)
     first = run("first")
@@ -110,7 +107,7 @@ def test_the_same_call_gives_the_same_bytes(tmp_path, bert):
 @pytest.mark.parametrize("name", ENCODERS)
 def test_every_encoder_trains_from_its_weights_and_loads(tmp_path, name):
     base = save(name, tmp_path / "base")
-    before = contents(base)
+    before = content(base)
     options = {"data_dir": write_mrpc(tmp_path / "data"), "batch_size": 4}
     tune(base, "mrpc", out=tmp_path / "still", epochs=1, learning_rate=1e-30, **options)
     tune(base, "mrpc", out=tmp_path / "out", epochs=1, learning_rate=1e-3, **options)
@@ -121,7 +118,7 @@ def test_every_encoder_trains_from_its_weights_and_loads(tmp_path, name):
         assert torch.equal(hidden[0][layer], hidden[1][layer])
         assert (hidden[0][layer] - hidden[2][layer]).abs().max() > 1e-4
     assert tuned.trace(batch).logits.shape == (2, 2)
-    assert contents(base) == before
+    assert content(base) == before
 
 
 def test_only_the_first_vector_is_read(tmp_path):

@@ -73,18 +73,6 @@ def test_a_stopped_part_counts_as_long_as_all_of_it_would_take(passing: list[flo
     assert clock.whole(14.0, longer=100) == pytest.approx(2 + 12 * 5)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "spent", "whole"),
-    [([(30.0, 1), (32.0, 2), (34.0, 3)], 35.0, 1 + 30 + 29 * 2), ([(6.0, 3)], 7.0, 1 + 60)],
-    ids=["what comes before the first counts once", "one counts as often as there may be epochs"],
-)
-def test_epochs_are_counted(passing: list[float], epochs: list[tuple[float, int]], spent: float, whole: float):
-    clock = Clock(1.0 if len(epochs) > 1 else 10.0)  # training is not stopped, so tests are measured too
-    for passing[0], epoch in epochs:
-        clock("training maps", epoch, 3)
-    assert clock.whole(spent, longer=10) == pytest.approx(whole)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="no datasets beside the repository (shared/data)")
 def test_it_computes_measures_and_draws(tmp_path: Path):

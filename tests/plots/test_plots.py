@@ -183,7 +183,7 @@ def test_head_maps_draw_into_given_axes():
         (lambda: plots.head_maps(attention().sel(layer=0, head=0), intervals().sel(layer=0, head=1)), "L0H0 .* L0H1"),
         (
             lambda: plots.interval_bars(intervals().sel(layer=0, head=0, query=1), attention().sel(layer=1)),
-            "L0H0, query 1 “the” and effective= is of L1H0",
+            "L0H0, query 1 “the”, and effective= to L1H0",
         ),
         (lambda: plots.rates(identifiability(offset=[-1, 1])), r"several values of offset .* result\.sel\(offset=-1\)"),
     ],

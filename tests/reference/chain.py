@@ -47,6 +47,24 @@ def all_products(sets: list[list[list[Array]]], keep: float, give: float) -> Arr
     return np.array(found)
 
 
+def product_through_stacks(
+    encoder: list[Array], decoder: list[tuple[Array, Array]], start: Array, keep: float, give: float
+) -> list[Array]:
+    """What target tokens hold after each block of a decoder: `start` is of target tokens, and then of source tokens.
+
+    Every layer keeps and gives as rollout has it; a decoder's block is two, its own attention and its cross-attention.
+    """
+    n = len(decoder[0][0][0])
+    target, source = start[:n], start[n:]
+    source = product_of_layers(encoder, source, keep, give)
+    found = []
+    for own, cross in decoder:
+        target = product_of_layers([own], target, keep, give)
+        target = keep * target + give * sum(head @ source for head in cross) / len(cross)
+        found.append(target)
+    return found
+
+
 def certain_order(raw: Array, possible: Array, asked: list[int], top: int) -> int:
     """How many of the strongest asked sources of one row have no later one above them in any of the possible rows."""
     strongest = sorted(asked, key=lambda source: -raw[source])

@@ -33,6 +33,15 @@ def pattern(score: str, ids: Sequence[int], special: Sequence[bool]) -> Array:
     return counts
 
 
+def crossing(score: str, ids: Sequence[int], keys: Sequence[int], special: Sequence[bool]) -> Array:
+    """What a weight from query i to key j of another text counts in a score."""
+    counts = np.zeros((len(ids), len(keys)))
+    for i in range(len(ids)):
+        for j in range(len(keys)):
+            counts[i, j] = {"first": j == 0, "special": special[j], "same token": ids[i] == keys[j]}[score]
+    return counts
+
+
 def role(score: str, attention: Array, visible: Array, ids: Sequence[int], special: Sequence[bool]) -> float:
     """The mean over the rows that see several keys, one of which counts."""
     counts = pattern(score, ids, special)

@@ -52,7 +52,7 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
         "row": attention.sel(**ROW),
         "intervals": attention.intervals(layer=4, head=5, query=[3, 12]),
         "alternative": ik.alternative_attention(model, TEXT, **ROW),
-        "attribution": ik.token_attribution(model, TEXT, layers=[0, 5], probes=8),
+        "attribution": ik.token_attribution(model, TEXT, layers=[0, 5], probes=2),
         "output": ik.token_attribution(model, TEXT, target="similarity"),
         "anybody's": ik.scores(attention, torch.randn(2, 43, 43), name="drawn"),
         "identity": fit.identity_map(TEXT),
@@ -60,12 +60,12 @@ def results(model: ik.Model, attention: Any, fit: Any) -> dict[str, Result]:
         "scores": ik.head_scores(model, [TEXT, TEXT[0]], layers=[0, 4], heads=[5, 7]),
         "measure": ik.attention_measure(model, TEXT, "value norm", layers=[0, 4], heads=[5, 7]),
         "rollout": ik.attention_measure(model, TEXT[0]),
-        "agreement": ik.agreement(model, [TEXT, TEXT[0]], ["mean", "rollout"]),
+        "agreement": ik.agreement(model, [*TEXT], ["mean", "rollout"]),
         "evaluation": ik.evaluate(
             tiny.loaded("llama"), ["w5 w9 w7 w4", "w8 w3 w9 w6"], ["mean", "leave one out"], beam=1
         ),
         "rates": fit,
-        "explanation": ik.explain(model, TEXT, probes=8, maps=fit, seconds=2),
+        "explanation": ik.explain(model, TEXT, probes=2, maps=fit, seconds=2),
     }
     assert {type(result).kind for result in made.values()} == set(CLASSES)
     return made

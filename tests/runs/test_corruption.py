@@ -11,12 +11,9 @@ import pytest
 
 from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.errors import InputError
-from identikit.paper.inputs import INPUTS
-from identikit.paper.work import Effort, Work
 from identikit.runs import run as runs
 from identikit.runs.run import Run
 from identikit.runs.store import MANIFEST, Store
-from identikit.tokens.dataset import IdentifiabilityOptions, identifiability_tables
 from tests.models import tiny
 from tests.runs.made import made_texts, shards, tables
 
@@ -30,34 +27,12 @@ def turned(content: bytes, chance: random.Random) -> bytes:
     return content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
 
 
-DAMAGE: dict[str, Callable[[bytes, random.Random], bytes]] = {  # `test_store.py` tries every byte of a seal
-    "a bit": turned,
-    "cut": lambda content, chance: content[: chance.randrange(1, len(content))],
-}
-
-
 def computed_again(folder: Path, compute: Callable[[], Any]) -> list[str]:
     """Compute once more into a folder, and return what was said."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         compute()
     return [str(one.message) for one in said]
-
-
-def check(files: list[Path], compute: Callable[[], Any], folder: Path) -> None:
-    """Damage each file in every way; each time one line is said, and all bytes come out as before."""
-    chance = random.Random(0)
-    before = tables(folder)
-    whole = {path: path.read_bytes() for path in files}
-    for path, content in whole.items():
-        for name, damage in DAMAGE.items():
-            path.write_bytes(damage(content, chance))
-            said = computed_again(folder, compute)
-            assert len(said) == 1, (path, name, said)
-            assert said[0].startswith(f"Cannot use {path}: ") and said[0].endswith(" will be computed again."), said
-            assert path.read_bytes() == content or path.name.startswith(("shard-", "collapse"))  # these note times
-            path.write_bytes(content)
-    assert tables(folder) == before and not computed_again(folder, compute)
 
 
 @pytest.fixture
@@ -87,36 +62,6 @@ def test_shards_that_changed_places(attention: Callable[[], Any], tmp_path: Path
     (tmp_path / "run" / "shard-notes.safetensors").write_bytes(one)
     assert len(computed_again(tmp_path, attention)) == 1
     assert tables(tmp_path / "run") == before and not computed_again(tmp_path, attention)
-
-
-def test_parts(tmp_path: Path):
-    texts = made_texts(30)
-    options = IdentifiabilityOptions(maps=("naive",), folds=1)
-
-    def compute() -> None:
-        run = Run(Store(tmp_path / "run", SETTINGS))
-        identifiability_tables(tiny.shared("bert"), texts, run, options)
-
-    compute()
-    files = sorted((tmp_path / "run").glob("part-*.json"))
-    assert len(files) == 3
-    check(files[:1], compute, tmp_path / "run")
-
-
-@pytest.mark.parametrize("name", ["sentence", "collapse"])
-def test_inputs_of_the_paper(name: str, tmp_path: Path):
-    work = Work(
-        tiny.shared("bert"), "made", made_texts(30), Effort(probes=2, folds=1, learning_rates=(0.001,), epochs=1)
-    )
-    store = INPUTS[name].store(work, str(tmp_path))
-
-    def compute() -> Any:
-        return INPUTS[name].gathered(work, INPUTS[name].store(work, str(tmp_path)))
-
-    compute()
-    files = [path for path in Path(store.folder).iterdir() if path.name.startswith((name, "part-"))]
-    assert len(files) == 1
-    check(files, compute, tmp_path)
 
 
 def test_the_manifest(attention: Callable[[], Any], tmp_path: Path):

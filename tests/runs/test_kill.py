@@ -18,6 +18,7 @@ from tests.runs.made import COMMANDS, ended, forked, killed, save_model, save_te
 
 KILLS = 3
 SECONDS = 0.2  # that a text takes at least
+SLOW = 6  # texts or parts that take so long, after each start
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 JOBS: dict[str, Any] = {
     "attention": AttentionJob,
@@ -69,7 +70,7 @@ def test_killed_at_random_moments(place: Path, whole: dict[str, str], tmp_path: 
 
 
 class Stops:
-    """A command whose texts or parts take a while each, which is stopped and resumed; `log` has a line for each."""
+    """A command whose first texts or parts take a while each, stopped and resumed; `log` has a line for each."""
 
     def __init__(self, place: Path, folder: Path, name: str, patch: pytest.MonkeyPatch):
         self.out = folder / "out"
@@ -81,7 +82,8 @@ class Stops:
 
         def slow(*given: object) -> object:
             computed = compute(*given)
-            time.sleep(SECONDS)
+            if self.computed() < SLOW:
+                time.sleep(SECONDS)
             with self.log.open("a") as log:
                 log.write("done\n")
             return computed
@@ -114,7 +116,7 @@ class Stops:
         assert status == 128 + number
         assert self.kept() >= already + self.computed() - 1  # a signal may come before the last is handed over
         word = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated"}[signal.Signals(number)]
-        words = f"What was computed is kept in {self.out}. Run the same command again to go on."
+        words = f"What was computed is kept in {self.out}. Run the same command again to continue."
         if not self.kept():
             assert not self.out.exists()
             words = "Nothing had been computed yet."

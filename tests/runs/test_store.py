@@ -19,6 +19,7 @@ from identikit.runs.lock import LOCK
 from identikit.runs.run import Numbers, Run, Stored, groups_of
 from identikit.runs.store import ERROR, MANIFEST, Store
 from identikit.texts.text import Encoded
+from tests.hostile.made import content
 from tests.models import tiny
 
 TEXTS = [f"text {i}" for i in range(40)]
@@ -69,10 +70,6 @@ def is_whole(found: Numbers) -> bool:
     return found["tokens"].tolist() == LENGTHS and spelled == "".join(TEXTS) and int(found["sum"]) == sum(LENGTHS)
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
 @pytest.fixture
 def file_per_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
@@ -82,7 +79,7 @@ def test_a_stopped_run_keeps_what_is_finished_and_computes_the_rest(tmp_path: Pa
     with pytest.raises(KeyboardInterrupt) as stopped:
         counted(tmp_path / "run", Count(stop=TEXTS[3]))
     assert stopped.value.__notes__ == [
-        f"What was computed is kept in {tmp_path / 'run'}. Run the same command again to go on."
+        f"What was computed is kept in {tmp_path / 'run'}. Run the same command again to continue."
     ]
     (shard,) = (tmp_path / "run").glob("shard-*")  # three texts were done, in less than a second
     assert unseal(shard.read_bytes()).about["texts"] == [0, 1, 2]

@@ -67,15 +67,32 @@ def python(page: Any, view: str) -> str:
 
 
 def exported(page: Any, view: str, kind: str) -> bytes:
-    """Export a view, and return the file."""
+    """Export a view, and return the file, which is taken before Chromium downloads it: that takes a second."""
+    page.evaluate("""() => {
+      HTMLAnchorElement.prototype.click = () => {};
+      URL.createObjectURL = (blob) => { window.taken = blob; return "blob:taken"; };
+      window.taken = null;
+    }""")
+    press(page, view, kind)
+    until(page, "window.taken !== null")
+    return bytes(page.evaluate("async () => Array.from(new Uint8Array(await window.taken.arrayBuffer()))"))
+
+
+def downloaded(page: Any, view: str, kind: str) -> bytes:
+    """Export a view as a reader does, and return the file that Chromium saved."""
+    for seconds in (10, 30):  # on a busy machine, Chromium drops a download now and then
+        with suppress(TimeoutError), page.expect_download(timeout=1000 * seconds) as waiting:
+            press(page, view, kind)
+            return Path(waiting.value.path()).read_bytes()
+    raise AssertionError(f"{view} was not exported as {kind}")
+
+
+def press(page: Any, view: str, kind: str) -> None:
+    """Choose a view in the menu of exports, and press a button."""
     if page.locator(".menu").get_attribute("open") is None:
         page.click(".menu summary")
     page.select_option(".menu select", view)
-    for seconds in (10, 30):  # on a busy machine, Chromium drops a download now and then
-        with suppress(TimeoutError), page.expect_download(timeout=1000 * seconds) as waiting:
-            page.click(f".menu button:text-is('{kind}')")
-            return Path(waiting.value.path()).read_bytes()
-    raise AssertionError(f"{view} was not exported as {kind}")
+    page.click(f".menu button:text-is('{kind}')")
 
 
 def words_of(page: Any, selector: str) -> str:

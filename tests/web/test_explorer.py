@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import identikit as ik
-from tests.web.browser import MOUNTED, exported, frames, ready, run, state, table, until
+from tests.web.browser import MOUNTED, downloaded, frames, ready, run, state, table, until
 from tests.web.served import LONG, SHORT, Served
 
 TEXT = " ".join(f"w{3 + place * 5 % 50}" for place in range(24))
@@ -45,7 +45,7 @@ def test_from_a_text_to_a_head_and_its_numbers(page: Any, server: Served, explan
     page.click("#tab-provenance")
     frames(page)
     assert len(table(page, "provenance")[1]) > 3
-    assert b'ik.load("path/to/tiny-bert")' in exported(page, "edge", "Python")
+    assert b'ik.load("path/to/tiny-bert")' in downloaded(page, "edge", "Python")
     address = page.url
     page.reload()
     ready(page)

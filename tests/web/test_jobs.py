@@ -14,8 +14,8 @@ from identikit.web import messages
 from identikit.web.jobs import PendingTask, Service
 from identikit.web.worker import Desk
 from tests.web.served import LONG, SHORT, Served
-from tests.web.soak_server import soak
 from tests.web.test_server import refused
+from tools.soak_server import soak
 
 SLOW = {"model": "tiny-llama"}
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import identikit
-from identikit import attention_intervals, effective_attention, load
-from identikit.errors import IdentikitError
+from identikit import attention_intervals, effective_attention
 from identikit.explanation.explain import explain
 from identikit.results.words import percent
 from identikit.web import payload, rows
@@ -282,8 +281,11 @@ def test_the_python_of_a_view_gives_its_numbers(page: Any, report_file: Path):
         assert one["margin"] == pytest.approx(margin, abs=1e-5)
 
 
-def test_the_python_of_a_sampled_page_gives_its_estimates_and_says_what_is_not_sampled(page: Any, tmp_path: Path):
+def test_the_python_of_a_sampled_page_gives_its_estimates_and_says_what_is_not_sampled(
+    page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Other options than the defaults, and some rows: as many directions, the same verdict, and all rows by token."""
+    monkeypatch.setattr("identikit.explanation.explain._VERIFYING", 0.0)  # on a busy machine, one might have no time
     model = tiny.loaded("bert")
     found = explain(model, TEXT, probes=4, seconds=1e-9)
     opened(page, save_report(found, tmp_path / "sampled.html"), "tab=provenance&query=4")
@@ -351,28 +353,3 @@ def test_pages_of_one_question_say_what_is_not_there(page: Any, explanation: Any
     assert page.locator("#panel-verdict canvas").is_visible()  # tokens are chosen there
     for view in ("heads", "attention", "edge"):
         assert page.locator(f"#panel-{view} .note").inner_text().endswith("."), view
-
-
-@pytest.mark.slow
-def test_minilm_can_be_dragged_and_its_numbers_are_the_apis(page: Any, tmp_path: Path):
-    try:
-        model = load()
-    except IdentikitError as error:
-        pytest.skip(f"needs the packaged model: {error}")
-    found: Any = explain(model, seconds=5)
-    opened(page, save_report(found, tmp_path / "minilm.html"))
-    layer, head, query = movable(page)
-    state(page, layer=layer, head=head, query=query, sort="width")
-    expected = found.attention.intervals(layer=layer, head=head, query=query)
-    for key, one in enumerate(rows_of(page, "edge")):
-        assert one["lower"] == pytest.approx(float(expected.lower[key]), abs=1e-5)
-        assert one["upper"] == pytest.approx(float(expected.upper[key]), abs=1e-5)
-    for end in ("lower", "upper"):
-        grip = handle(page, end)
-        page.mouse.move(grip["x"], grip["y"])
-        page.mouse.down()
-        page.mouse.move(grip["x"] + (-300 if end == "lower" else 300), grip["y"], steps=3)
-        page.mouse.up()
-        moved = state(page)["moved"]
-        assert (moved["end"], moved["share"]) == (end, 1)
-        assert output_moves(found, moved, layer, head) < 1e-5

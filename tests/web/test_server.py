@@ -302,7 +302,7 @@ def test_what_keeps_it_from_starting_is_a_sentence(server: Served, tmp_path: Pat
     with ThreadPoolExecutor(1) as thread:  # a browser's loop may be running in this one
         for host, port, words in [
             ("127.0.0.1", taken, "the port is taken. Choose another with --port"),
-            ("no.such.host.invalid", 0, "Serving on no.such.host.invalid"),
+            ("192.0.2.1", 0, "Serving on 192.0.2.1"),
             ("127.0.0.1", 0, "the folder has no .safetensors file"),
         ]:
             with pytest.raises(ik.IdentikitError, match=words):

@@ -74,7 +74,7 @@ def alternative_of(
     at_layer, head, query = (attention.axis(name).places[0] for name in ("layer", "head", "query"))
     layer = captured.layers[at_layer]
     rows = layer.rows([(head, query)])
-    n = len(attention.tokens)
+    n = len(attention.keys)
     if direction is None:
         other = _at_end(rows, attention.axis("key"), toward, end)
     else:

@@ -57,7 +57,7 @@ def certainty(result: EffectiveAttention, rows: int | str, seed: int) -> dict[st
     if len(bounded.places) < len(places):
         raise IdentikitError(f"Bounding {len(places):,} rows: some have no bounds. Please report this text.")
     raw, lower, upper = bounded.groups.unbind(1)
-    effective = bounded.effective @ membership(distinct, len(result.tokens)).mT
+    effective = bounded.effective @ membership(distinct, len(result.keys)).mT
     weights = torch.stack([raw, effective, lower, upper], dim=-1)  # row, group, weight
     absent = torch.zeros_like(weights[:, 0])
     by_group = [weights[:, distinct.index(tuple(keys))] if keys else absent for keys in groups.values()]
@@ -76,10 +76,10 @@ def certainty(result: EffectiveAttention, rows: int | str, seed: int) -> dict[st
 
 def token_groups(result: EffectiveAttention) -> dict[str, list[int]]:
     """Return the positions of each of the `GROUPS`; a group that the text does not have has none."""
-    types = token_types(result.captured().reading.model.tokenizer, result.tokens)
+    types = token_types(result.captured().reading.model.tokenizer, result.keys)
     groups: dict[str, list[int]] = {name: [] for name in GROUPS}
     groups["first"] = [0]
-    for place, (kind, special) in enumerate(zip(types, result.about["special"], strict=True)):
+    for place, (kind, special) in enumerate(zip(types, result.text_of("key")["special"], strict=True)):
         if special:
             groups["special"].append(place)
         if kind == "punctuation" or (kind in GROUPS and not result.about["causal"]):

@@ -12,7 +12,8 @@ from identikit.attention.precision import computed_in, warn_of
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import float_dtype, function
 from identikit.errors import InputError
-from identikit.models.model import Model, checked_model
+from identikit.models.decoder import looking
+from identikit.models.model import Model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
@@ -28,6 +29,9 @@ def effective_attention(
     model: Model,
     text: Any,
     *,
+    target: Any = None,
+    generate: int | None = None,
+    attention: str | None = None,
     layers: Index = None,
     heads: Index = None,
     bias: bool = True,
@@ -40,9 +44,14 @@ def effective_attention(
 ) -> EffectiveAttention | Results[EffectiveAttention]:
     """Compute the effective attention of a text (Eq. 9): an `EffectiveAttention`, or a list for a list of texts.
 
-    `text` is a string, a pair of strings, token ids, or a list of these. Where the model reads images or
-    sounds, it is an image or its path, or a sound file's path or samples.
+    `text` is a string, a pair of strings, token ids, or a list of these. Where the model reads images or sounds, it is
+    an image or its path, or a sound file's path or samples; where it reads images inside a text, it may be a pair of an
+    image and a question, or messages with images.
 
+    - `attention`: of a model of two stacks, which attention is read: the "encoder" (that is the default), the
+      "decoder", whose tokens see those before them, or "cross", where queries are target tokens and keys source tokens
+    - `target`: what the decoder reads, as a text, or as the token ids that it reads, its start token included; for a
+      list of texts, a list. Or `generate`: let the model itself continue, greedily, by at most so many tokens
     - `layers`, `heads`: only these, counted from 0
     - `bias`: keep the values' bias, so that the real model's output is kept; without it, T = E·W^V·H is the paper's
       letter
@@ -52,15 +61,16 @@ def effective_attention(
     - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
     """
     options = EffectiveOptions(bias, mass, tolerance, float_dtype("dtype", dtype, ("float64", "float32")))
-    model = checked_model(model)
     progress = function("progress", progress)
+    several = is_several(text)
+    model, text = looking(model, text, attention, target, generate, truncate=truncate, max_tokens=max_tokens)
     which = model.attending(layers), chosen("head", heads, model.n_heads)
     results = []
     texts = readings(model, text, layers=which[0], truncate=truncate, max_tokens=max_tokens)
     for reading in texts:
         results.append(attend(reading, options, layers=which[0], heads=which[1]))
         progress("effective attention, texts", len(results), len(texts))
-    return Results(results) if is_several(text) else results[0]
+    return Results(results) if several else results[0]
 
 
 def attend(
@@ -106,8 +116,8 @@ def recaptured(attention: EffectiveAttention, wanted: str, given: Mapping[str, A
                 f"{wanted}: {name}= does not go with attention in the model's place, which is of one text already. "
                 "Select its layers and heads with sel()."
             )
-    layer, head, *rows = attention.axes
-    if any(axis.tokens != captured.reading.tokens for axis in rows):
+    layer, head, query, key = attention.axes
+    if query.tokens != captured.reading.tokens or key.tokens != captured.reading.keys:
         raise InputError(f"{wanted} reads whole rows: select layers and heads of the attention, not queries or keys.")
     layers = [captured.layers[place] for place in layer.places]
     if len(head) < len(layers[0].heads):
@@ -129,13 +139,13 @@ def _captured(
         outputs_computed_in=str(computed_in(taken[0].call)).removeprefix("torch."),
         layers=layers,
         heads=heads,
+        **({} if reading.model.side is None else {"attention": reading.model.side}),
     )
-    positions = tuple(range(len(reading.tokens)))
     axes = (
         Axis("layer", tuple(layers)),
         Axis("head", tuple(heads)),
-        Axis("query", positions, reading.tokens),
-        Axis("key", positions, reading.tokens),
+        Axis("query", tuple(range(len(reading.tokens))), reading.tokens),
+        Axis("key", tuple(range(len(reading.keys))), reading.keys),
     )
-    about = reading.about | {"d_value": reading.model.d_value, "causal": reading.model.causal}
+    about = reading.about | {"d_value": reading.model.d_value, "causal": reading.causal}
     return EffectiveAttention(axes, captured, provenance, about)

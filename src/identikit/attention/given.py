@@ -38,6 +38,7 @@ class TensorModel:
     value: Float[Tensor, "layer kv_head key d_v"]
     output_projection: Float[Tensor, "layer head d_v d"]
     causal: bool
+    side: str | None = None
     recipe: None = None
     tokenizer: None = None
     modality: str = "tensor"
@@ -89,6 +90,7 @@ def attention_from(
     output: Any = None,
     output_projection: Any = None,
     tokens: Sequence[str] | None = None,
+    source: Sequence[str] | None = None,
     name: str = "tensors",
 ) -> EffectiveAttention:
     r"""Read attention that another tool captured: tensors of one text, from NumPy or PyTorch.
@@ -105,35 +107,35 @@ def attention_from(
     - `output_projection`: each head's slice of it, (layer, head, d_v, d). Left out, the head's output itself is what
       stays the same, which is the same set of alternatives unless a slice has lost rank
     - `tokens`: of the text; left out, positions. `name`: what tables and pages call the model
+    - `source`: in cross-attention, the tokens that keys are; `tokens` are then what queries are. Where the numbers of
+      queries and keys differ, it can only be cross-attention, and `source` may be left out, too
     """
     value = _tensor("values", values, "head, key, d_v")
     layers, shared, n, d_value = value.shape
     call = _Call(value, *_scores(value, weights, queries, keys, scaling))
     heads = call.query.shape[1]
-    if call.query.shape[2] != n:
-        raise InputError(
-            f"attention_from reads self-attention: {call.query.shape[2]} queries and {n} keys differ in number."
-        )
+    rows = call.query.shape[2]
+    side = None if source is None and rows == n else "cross"
     if heads % shared:
         raise InputError(f"attention_from: {heads} heads cannot share the values of {shared}. Pass values per head.")
-    seen = _mask(mask, layers, n, value.device)
-    _check_weights(call.given, seen, explicit=mask is not None)
+    seen = _mask(mask, (layers, rows, n), value.device)
+    _check_weights(call.given, seen, explicit=mask is not None or side is not None)
     projection = torch.eye(d_value, dtype=value.dtype, device=value.device).expand(layers, heads, d_value, d_value)
     if output_projection is not None:
         projection = _tensor("output_projection", output_projection, "head, d_v, d")
         _match("output_projection", projection, (layers, heads, d_value, projection.shape[-1]), value)
-    names = _tokens(tokens, n)
+    texts = _batch("tokens", tokens, rows)
+    if side is not None:
+        texts = replace(texts, source=_batch("source", source, n))
     if not is_unicode(name) or not name.strip():
         raise InputError(f"attention_from: name={shortened(name)} cannot be used: expected what the model is called.")
     calls = {at: call.of(at, seen) for at in range(layers)}
     if output is not None:
         _check_output(_tensor("output", output, "head, query, d_v"), calls)
-    causal = seen is not None and not bool(seen.triu(1).any())
-    model = TensorModel(name, _digest(call, seen, projection), value, projection, causal)
-    alone = torch.ones(1, n, dtype=torch.bool)
-    batch = TokenBatch(None, alone, ~alone, None, (names,), (tuple((at, at + 1) for at in range(n)),), (0,))
+    causal = side is None and seen is not None and not bool(seen.triu(1).any())
+    model = TensorModel(name, _digest(call, seen, projection), value, projection, causal, side)
     visible = {at: visible_keys(each) for at, each in calls.items()}
-    reading = Reading(cast("Model", model), batch, list(names), calls, visible, None)  # pyright: ignore
+    reading = Reading(cast("Model", model), texts, list(texts.tokens[0]), calls, visible, None)  # pyright: ignore
     result = attend(reading, EffectiveOptions(), layers=model.attention_layers, heads=tuple(range(heads)))
     unknown = _NEEDS_MODEL if call.given is None else _NEEDS_MODEL | _NEEDS_KEYS
     known = {name: each for name, each in EffectiveAttention.measures.items() if name not in unknown}
@@ -174,7 +176,7 @@ def _scores(
     query = _tensor("queries", queries, "head, query, d_k")
     key = _tensor("keys", keys, "head, key, d_k")
     _match("keys", key, (*value.shape[:3], query.shape[-1]), value)
-    _match("queries", query, (len(value), query.shape[1], value.shape[2], query.shape[-1]), value)
+    _match("queries", query, (len(value), *query.shape[1:]), value)
     usual = query.shape[-1] ** -0.5
     return query, key, None, usual if scaling is None else float(cast("float", real_number("scaling", scaling)))
 
@@ -204,22 +206,22 @@ def _match(name: str, tensor: Tensor, shape: tuple[int, ...], value: Tensor) -> 
         raise InputError(f"attention_from: {name} is on {tensor.device}, and values are on {value.device}.")
 
 
-def _mask(mask: Any, layers: int, n: int, device: torch.device) -> Bool[Tensor, "layer query key"] | None:
+def _mask(mask: Any, shape: tuple[int, int, int], device: torch.device) -> Bool[Tensor, "layer query key"] | None:
     """Return which keys each query sees, for every layer; None: all."""
     if mask is None:
         return None
-    if isinstance(mask, str) and mask == "causal":
-        return torch.ones(n, n, dtype=torch.bool, device=device).tril().expand(layers, n, n)
+    if isinstance(mask, str) and mask == "causal" and shape[1] == shape[2]:
+        return torch.ones(shape[1:], dtype=torch.bool, device=device).tril().expand(shape)
     try:
         seen = torch.as_tensor(mask, device=device)
     except (TypeError, ValueError, RuntimeError):
         seen = torch.zeros(0)
-    if seen.dtype != torch.bool or seen.shape not in ((n, n), (layers, n, n)):
+    if seen.dtype != torch.bool or seen.shape not in (shape[1:], shape):
         raise InputError(
             f"attention_from: mask={shortened(mask)} cannot be used: expected 'causal', or True and False over "
-            f"(query, key), here ({n}, {n}), or one such mask per layer."
+            f"(query, key), here {shape[1:]}, or one such mask per layer."
         )
-    return seen.expand(layers, n, n).clone()
+    return seen.expand(shape).clone()
 
 
 def _check_weights(given: Tensor | None, seen: Bool[Tensor, "layer query key"] | None, *, explicit: bool) -> None:
@@ -259,14 +261,14 @@ def _check_output(output: Tensor, calls: dict[int, AttentionCall]) -> None:
         )
 
 
-def _tokens(tokens: object, n: int) -> tuple[str, ...]:
-    """Return the tokens' names; positions where none are given."""
-    if tokens is None:
-        return tuple(str(at) for at in range(n))
-    named = list(tokens) if is_collection(tokens) else None
-    if named is None or len(named) != n or not all(map(is_unicode, named)):
-        raise InputError(f"attention_from: tokens={shortened(tokens)} cannot be used: expected {n} strings.")
-    return tuple(cast("list[str]", named))
+def _batch(argument: str, tokens: object, n: int) -> TokenBatch:
+    """Return n tokens by their names, as a text alone; by position where none are given."""
+    named = list(map(str, range(n))) if tokens is None else list(tokens) if is_collection(tokens) else []
+    if len(named) != n or not all(map(is_unicode, named)):
+        raise InputError(f"attention_from: {argument}={shortened(tokens)} cannot be used: expected {n} strings.")
+    alone = torch.ones(1, n, dtype=torch.bool)
+    words = tuple((at, at + 1) for at in range(n))
+    return TokenBatch(None, alone, ~alone, None, (tuple(cast("list[str]", named)),), (words,), (0,))
 
 
 def _digest(call: _Call, seen: Tensor | None, projection: Tensor) -> str:

@@ -11,9 +11,11 @@ from identikit.errors import InputError
 from identikit.models.reading import Change
 from identikit.results.gathered import strongest
 from identikit.results.measure import Attribute, Declared, held
+from identikit.results.pictures import pictures
 from identikit.results.result import Fact, Result
 from identikit.results.words import percent
 from identikit.shapes import Bool, Float, Int, Tensor
+from identikit.texts.text import SOURCE
 
 _SHARP = 1e-8  # a gap that is not worth a word
 _LISTED = 4  # groups that are named in words
@@ -70,6 +72,9 @@ class AttentionIntervals(ProvableResult):
         "How many of the strongest edges have the same order in all alternatives; -1: not decided.",
         range="−1 to 5",
     )
+    image_raw = held(_ROW, "What the images of a text get together, of raw attention.", range="0 to 1")
+    image_lower = held(_ROW, "The least that any alternative gives to the images together.", range="0 to 1")
+    image_upper = held(_ROW, "The greatest that any alternative gives to the images together.", range="0 to 1")
     rounded_lower = _weight("The least weight when the output may move by half precision's rounding.")
     rounded_upper = _weight("The greatest weight when the output may move by half precision's rounding.")
     method = Fact("How the ends were found.")
@@ -86,6 +91,22 @@ class AttentionIntervals(ProvableResult):
         if order.ndim:
             return strongest_certain(order)
         return None if int(order) < 0 else int(order) > 0
+
+    @property
+    def aligned(self) -> Int[Tensor, "*row"]:
+        """Which key each row is aligned to in every alternative, by its place on the last axis.
+
+        It is -1 where in some alternative another key has more weight, or where that is not decided. Of groups (source
+        words, say) it also is -1 where the ends overlap, though each end may belong to another alternative.
+        """
+        raw, lower, upper = (self.array(name) for name in self.main)
+        best = raw.argmax(-1, keepdim=True)
+        if "certain_order" in self.source.dims:
+            certain = torch.as_tensor(self.array("certain_order")) > 0
+        else:
+            others = upper.scatter(-1, best, -torch.inf).amax(-1)
+            certain = lower.gather(-1, best)[..., 0] > others
+        return torch.where(certain, best[..., 0], -1)
 
     def words(self) -> "AttentionIntervals":
         """Return the result by words: the ends of a word's pieces are added up, which is valid but not sharp.
@@ -106,7 +127,9 @@ class AttentionIntervals(ProvableResult):
             mean = float(self.certain_mass.mean())
             of_rows = "a row on average" if self.certain_mass.numel() > 1 else "the row"
             least = "At least " if late else ""
-            words += [f"{least}{percent(mean)} of {of_rows} is determined by the output.", *self._strongest()]
+            words += [f"{least}{percent(mean)} of {of_rows} is determined by the output."]
+            words += self._alignment() if SOURCE in self.about else self._strongest()
+            words += self._of_images()
         if self._sums:
             words.append(self._of_sums())
         if late:
@@ -127,6 +150,24 @@ class AttentionIntervals(ProvableResult):
         words += [*self._widest(gap.isnan()), *careful_words(self.about["row_residual"], dtype)]
         words += unresolved_words(self.about.get("unresolved", 0), dtype)
         return " ".join(words)
+
+    def _of_images(self) -> list[str]:
+        """Say how much of the attention to the images is determined by the output, together and patch by patch."""
+        if "image_raw" not in self.source.dims or self.about.get("words", ()) is None:
+            return []
+        raw, lower, upper = (float(self.array(f"image_{name}").mean()) for name in self.main)
+        positions = {patch.position for picture in pictures(self) for patch in picture.patches}
+        places = [place for place, position in enumerate(self.axis("key").values) if position in positions]
+        if len(places) < len(positions):
+            return []
+        alone = float(self.read("lower")[..., places].sum(-1).mean())
+        images, get = ("image", "gets") if len(self.about["images"]) == 1 else ("images", "get")
+        average = ", on average" if self.image_raw.numel() > 1 else ""
+        share = f"Patch by patch, {percent(alone / raw)} of that is determined." if raw else ""
+        return [
+            f"The {images} {get} {percent(raw)} of the attention{average}, and between {percent(lower)} and "
+            f"{percent(upper)} in every alternative. {share}".strip()
+        ]
 
     def _widest(self, unknown: Bool[Tensor, "*edge"]) -> list[str]:
         """Say which interval is the widest, or that all weights are determined."""
@@ -160,6 +201,26 @@ class AttentionIntervals(ProvableResult):
             rows = f"{len(known):,} rows of {certain.numel():,} for which this is decided"
         return [f"The strongest edge is determined in {percent(float(known.mean()))} of the {rows}."]
 
+    def _alignment(self) -> list[str]:
+        """Say which target tokens are aligned to the same source token in every alternative."""
+        aligned = self.aligned.reshape(-1)
+        count = int((aligned >= 0).sum())
+        undecided = bool((self.read("certain_order") < 0).any())
+        least = "at least " if undecided else ""
+        what = "aligned to the same source token in every attention with this output"
+        if self.aligned.ndim == 0:
+            if undecided:
+                return ["Whether the target token is always aligned to the same source token is not decided."]
+            return [f"The target token {'is' if count else 'is not'} {what}."]
+        if not self.axis("layer").single or not self.axis("head").single:
+            return [f"In {least}{percent(count / len(aligned))} of the rows, the target token is {what}."]
+        query, key = self.axes[-2:]
+        pairs = [f"{query.name_of(at)} → {key.name_of(to)}" for at, to in enumerate(aligned.tolist()) if to >= 0]
+        more = f" and {count - _LISTED} more" if count > _LISTED else ""
+        listed = f": {', '.join(pairs[:_LISTED])}{more}" if pairs else ""
+        counted = f"{least}{count} of {len(aligned)} target tokens {'is' if count == 1 else 'are'} {what}{listed}."
+        return [counted[0].upper() + counted[1:]]
+
     @property
     def _sums(self) -> str | None:
         """What is bounded, where that is not the weights of keys: groups or quantities."""
@@ -179,9 +240,14 @@ class AttentionIntervals(ProvableResult):
         return f"Mean {what}, and its range over all alternatives: {', '.join(named[:_LISTED])}{more}."
 
     def plot(self, by: str | None = None, **options: Any) -> Any:
-        """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads `by` an array."""
+        """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads `by` an array.
+
+        With `by` "image", one selected row is drawn on the image in its text.
+        """
         from identikit import plots
 
+        if by == "image":
+            return plots.image_overlay(self, **options)
         single = [self.axis(name).single for name in ("layer", "head", "query")]
         if all(single[:2]) or self._sums:
             no_effect("by", by, "no grid of heads is drawn")
@@ -219,7 +285,7 @@ class AlternativeAttention(Result):
         dtype = self.provenance.dtype
         toward = self.about.get("toward")
         places = [int((self.attention - self.raw).abs().argmax())]
-        largest = ", the largest change" if len(key) == len(self.tokens) else ""
+        largest = ", the largest change" if len(key) == len(self.text_of("key")["tokens"]) else ""
         if toward and set(toward) <= set(key.values) and len(key) > 1:
             places = [key.values.index(value) for value in toward]
             largest = ""

@@ -14,7 +14,7 @@ from identikit.attention.effective import captured_attention
 from identikit.attention.interval_result import AttentionIntervals
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.proofs import Provable, edge_claims
-from identikit.attention.quantities import TOP, asked_of
+from identikit.attention.quantities import TOP, asked_of, membership
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, known, real_number
 from identikit.errors import InputError
@@ -27,7 +27,9 @@ from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen
+from identikit.results.pictures import image_regions
 from identikit.results.several import Results, of_texts
+from identikit.shapes import Float, Tensor
 from identikit.texts.text import is_several
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
@@ -99,7 +101,7 @@ def attention_intervals(
 
     - `layer`, `head`, `query`, `key`: what is bounded; None is all
     - `groups`: bound what groups of keys receive together instead, one program per row and end: a mapping from names to
-      keys, or some of "special", "first", "words" and "sentences"
+      keys, or some of "special", "first", "words", "sentences" and "images"
     - `weights`: bound $\\sum_j c_j a_j$ instead, for real numbers $c$ of your own: one for each key, or for each query
       and key; or a mapping from names to these, or to mappings from some keys to numbers, such as
       `{"her over the": {"her": 1, "the@24": -1}}`, whose range says whether one weight is always the larger one
@@ -139,13 +141,15 @@ def intervals_of(
 ) -> AttentionIntervals:
     """Bound the selected rows of attention that was captured; see `attention_intervals`."""
     captured = attention.captured("intervals()")
-    n = len(attention.tokens)
+    n = len(attention.keys)
     last, wanted, members = asked_of(attention, key, groups, weights)
     axes = (*(attention.axis(name) for name in _ROWS), last)
     layers, heads, queries = (axis.places for axis in axes[:3])
     places = [(layer, head, query) for layer in layers for head in heads for query in queries]
     started = time.monotonic()
-    rows, bounds = bounds_of(captured, places, wanted, bounding=bounding, progress=progress)
+    images = _of_images(attention) if wanted.top else None
+    asked = wanted if images is None else wanted._replace(objectives=images)
+    rows, bounds = bounds_of(captured, places, asked, bounding=bounding, progress=progress)
     own = rows.attention[:, :n]
     raw = own if wanted.objectives is None else (own[:, None] @ wanted.all_objectives(rows).mT)[:, 0]
     arrays = {"raw": raw, "lower": bounds.lower, "upper": bounds.upper, "gap": bounds.gap}
@@ -158,8 +162,12 @@ def intervals_of(
     arrays = {name: array[:, list(last.places)] for name, array in arrays.items()}
     dims = dict.fromkeys(arrays, (*_ROWS, last.name))
     if wanted.top:
-        arrays |= {"certain_mass": bounds.lower.sum(-1), "certain_order": bounds.order}
+        arrays |= {"certain_mass": bounds.lower[:, :n].sum(-1), "certain_order": bounds.order}
         dims |= dict.fromkeys(("certain_mass", "certain_order"), _ROWS)
+    if images is not None:
+        arrays |= {"image_raw": own @ images[0].to(own)}
+        arrays |= {"image_lower": bounds.lower[:, n], "image_upper": bounds.upper[:, n]}
+        dims |= dict.fromkeys(("image_raw", "image_lower", "image_upper"), _ROWS)
     shape = [len(axis) for axis in axes[:3]]
     whole = {name: array.unflatten(0, shape) for name, array in arrays.items()}
     held = Provable(whole, dims, edge_claims(captured, places, wanted, bounding.epsilon))
@@ -177,6 +185,14 @@ def intervals_of(
     )
 
 
+def _of_images(attention: EffectiveAttention) -> Float[Tensor, "1 key"] | None:
+    """Return which keys are tokens of images, as numbers; None: there are none."""
+    if not attention.about.get("images"):
+        return None
+    positions = [place for places in image_regions(attention).values() for place in places]
+    return membership([positions], len(attention.tokens))
+
+
 def bounds_of(
     captured: Captured, places: Sequence[Place], wanted: Wanted, *, bounding: Bounding, progress: Progress = silent
 ) -> tuple[Rows, Bounds]:
@@ -189,7 +205,7 @@ def bounds_of(
         compile_solver(captured.layers[0].heads.device)  # that does not count
     started = time.monotonic()
     rows = captured.rows(places, moving=bounding.epsilon > 0)
-    n = len(captured.reading.tokens)
+    n = len(captured.reading.keys)
     if bounding.epsilon:
         rows = rows._replace(free=rows.visible.sum(-1) > 1)  # the output may move, so every such row can
     sink = rows.attention.shape[1] - n  # one more key, which is not an edge

@@ -65,7 +65,7 @@ class Layer:
 
     - `call`: the captured attention; `heads`: which of its heads were chosen
     - `projection`: each head's slice H of the output projection; `bias`: of the values, where it is left out
-    - `seen`: which keys each query sees; `tokens`: of the text
+    - `seen`: which keys each query sees; `tokens`: those that keys are
     - `hidden`: what the block returns; None where the text was run beside others
     """
 
@@ -96,7 +96,7 @@ class Layer:
             everyone = torch.ones(1, call.key.shape[2], dtype=torch.bool, device=call.query.device)
             seen = visible_from_mask(everyone, call.query.shape[2])
         hidden = None if reading.trace is None else reading.trace.hidden[layer][0]
-        return cls(call, wanted, projection, bias, seen, reading.tokens, options, hidden)
+        return cls(call, wanted, projection, bias, seen, reading.keys, options, hidden)
 
     # What is read
 

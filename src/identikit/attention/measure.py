@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from typing import Any
@@ -21,6 +21,7 @@ from identikit.attention.reading_result import AttentionMeasure
 from identikit.attention.readings import READINGS, MeasuredLayer, Numbers, ReadingKind
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.stream import WatchedRun, logit_directions, stream_of, watched_run
+from identikit.attention.walk import Walk, walk_of
 from identikit.checks import function, known
 from identikit.errors import InputError
 from identikit.maths.boxes import CORNERS
@@ -28,6 +29,7 @@ from identikit.maths.chain import Chain, greatest_over_boxes, greatest_through_l
 from identikit.maths.measures import certain_order
 from identikit.maths.polytope.exact import greatest, paced
 from identikit.maths.polytope.rows import Rows
+from identikit.models.decoder import inputs_of
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
@@ -36,7 +38,7 @@ from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, chosen
 from identikit.results.source import Held
 from identikit.shapes import Bool, Float, Int, Tensor
-from identikit.texts.text import is_several
+from identikit.texts.text import SOURCE, is_several
 
 _ORDER = ("certain_order", "order_is_decided")
 _NUMBERS = 2**23  # that are held of each kind while pairs of sources are compared
@@ -107,8 +109,14 @@ def attention_measure(
 
 
 def _check_whole(kind: ReadingKind, captured: Captured) -> None:
-    """Refuse attention of which layers or heads are missing that a reading is made from."""
+    """Refuse attention of which layers or heads are missing that a reading is made from, or another attention."""
     reading = captured.reading
+    of_decoder = kind.through and reading.model.side is not None and bool(kind.factor or kind.joint)
+    if of_decoder or (reading.model.side == "cross" and kind.needs in ("stream", "direction")):
+        raise InputError(
+            f"{kind.name!r} follows what one stack adds to its own tokens, so it cannot be read from this attention "
+            "of a decoder. Use a measure of single edges, such as 'value norm'."
+        )
     every = reading.model.attention_layers
     layers = tuple(layer.call.layer for layer in captured.layers)
     if "head" not in kind.axes and len(captured.layers[0].heads) < reading.model.n_heads:
@@ -162,11 +170,9 @@ class MeasuredText:
             numbers, compare, claims = self._edges(kind)
         numbers = Numbers(*(part.cpu() for part in numbers))
         places = [[layer.call.layer for layer in self.captured.layers].index(layer) for layer in shown]
-        tokens = reading.tokens
-        n = len(tokens)
         possible = (numbers.upper != 0) | (numbers.lower != 0)
         if kind.through:
-            possible &= ~torch.eye(n, dtype=torch.bool)
+            possible &= ~torch.eye(*possible.shape[-2:], dtype=torch.bool)
         find = partial(self._order, numbers, possible, compare, places)
         numbers = Numbers(*(part[places] for part in numbers))
         certain = numbers.lower.clamp(min=0) + (-numbers.upper).clamp(min=0)
@@ -177,9 +183,14 @@ class MeasuredText:
         dims |= dict.fromkeys(("certain_share", *_ORDER), kind.axes[:-1])
         which = tuple(self.captured.layers[0].heads.tolist())
         every = {"layer": Axis("layer", tuple(shown)), "head": Axis("head", which)}
-        axes = tuple(every.get(axis) or Axis(axis, tuple(range(n)), tokens) for axis in kind.axes)
+        inputs = inputs_of(reading)
+        for axis, named in (("input", inputs["tokens"]), ("key", reading.keys), ("query", reading.tokens)):
+            every[axis] = Axis(axis, tuple(range(len(named))), tuple(named))
+        every["output"] = replace(every["query"], name="output")
+        axes = tuple(every[axis] for axis in kind.axes)
         aim = self.aim.label if kind.needs_target else None
-        about = reading.about | {"measure": kind.name, "meaning": kind.meaning, "target": aim}
+        source = {SOURCE: inputs} if kind.through and model.side is not None else {}
+        about = reading.about | source | {"measure": kind.name, "meaning": kind.meaning, "target": aim}
         about["exact"] = kind.joint is None or (not kind.through and model.n_heads <= CORNERS)
         provenance = model.provenance(reading.text, measure=kind.name, target=aim, layers=shown, heads=which)
         held = Held(_Found(arrays, find), dims)
@@ -223,9 +234,9 @@ class MeasuredText:
     @cached_property
     def _weights(self) -> tuple[Rows, Numbers]:
         """All rows, and every weight with its ends: (layer, head, query, key)."""
-        n = len(self.captured.reading.tokens)
-        shape = (len(self.captured.layers), len(self.captured.layers[0].heads), n, n)
-        places = list(product(range(shape[0]), range(shape[1]), range(n)))
+        n = len(self.captured.reading.keys)
+        shape = (len(self.captured.layers), len(self.captured.layers[0].heads), len(self.captured.reading.tokens), n)
+        places = list(product(range(shape[0]), range(shape[1]), range(shape[2])))
         left = None if self.until is None else max(self.until - time.monotonic(), 1e-9)
         bounding = Bounding("exact", 0.0, left)
         rows, bounds = bounds_of(
@@ -275,19 +286,15 @@ class MeasuredText:
 
     def _through(self, kind: ReadingKind) -> tuple[Numbers, TimedCompare, Claims]:
         """Read through layers: from each input token to each output token of each layer."""
-        layers = self.captured.layers
         until = math.inf if self.until is None else self.until
         n = len(self.captured.reading.tokens)
+        walk = walk_of(self.captured)
         factors = None
         if kind.factor is not None:
             factors = [kind.factor(layer).expand(-1, n, -1) for layer in self._measured(kind)]
-        chain = Chain(kind.keep, kind.give, factors)
-        every = torch.arange(n, device=layers[0].heads.device)
-        heads = torch.arange(len(layers[0].heads), device=every.device)
-        start = torch.eye(n, dtype=torch.float64, device=every.device)
-        raw = [layer.call.weights(every, heads=layer.heads, dtype=torch.float64)[0] for layer in layers]
-        effective = [layer.effective(heads, every, slice(None)).double() for layer in layers]
-        rows = [layer.rows(list(product(heads.tolist(), range(n)))) for layer in layers]
+        chain = Chain(kind.keep, kind.give, factors, walk.spans)
+        start = torch.eye(walk.inputs, dtype=torch.float64, device=walk.layers[0].heads.device)
+        raw, effective, rows = walk.maps()
         sides = []
         for side, sign in enumerate((1.0, -1.0)):
             reached = []
@@ -295,11 +302,11 @@ class MeasuredText:
             for done, extreme in enumerate(extremes):
                 reached.append((sign * extreme.value, extreme.gap))
                 self.progress("attention measure, layers", side * len(rows) + done + 1, 2 * len(rows))
-            sides.append([torch.stack(part).mT for part in zip(*reached, strict=True)])
+            sides.append([walk.arrived(part) for part in zip(*reached, strict=True)])
         (upper, over), (lower, under) = sides
-        maps = [torch.stack(list(through_layers(part, chain, start))).mT for part in (raw, effective)]
+        maps = [walk.arrived(list(through_layers(part, chain, start))) for part in (raw, effective)]
         numbers = Numbers(maps[0], maps[1], lower, upper, torch.maximum(over, under))
-        return numbers, partial(_compare_through, rows, chain, n), chain_claims(self.captured, chain)
+        return numbers, partial(_compare_through, rows, chain, walk), chain_claims(self.captured, walk, chain)
 
     @undisturbed()
     def _order(
@@ -347,7 +354,7 @@ def _edges_apart(
     rows: Rows, factor: Float[Tensor, "layer head query key"], mean: bool, row: Tensor, first: Tensor, second: Tensor
 ) -> tuple[Float[Tensor, "pair"], Float[Tensor, "pair"]]:
     """Return the most that each second source can exceed the first, and the gaps."""
-    heads, n = factor.shape[1:3]
+    heads, n = factor.shape[1:3]  # n queries
     place = row[:, None]
     if mean:
         place = (row // n)[:, None] * heads * n + torch.arange(heads) * n + (row % n)[:, None]
@@ -368,7 +375,7 @@ def _edges_apart(
 def _compare_through(
     rows: Sequence[Rows],
     chain: Chain,
-    n: int,
+    walk: Walk,
     until: float,
     row: Int[Tensor, "pair"],
     first: Int[Tensor, "pair"],
@@ -379,12 +386,13 @@ def _compare_through(
     ahead = torch.full(row.shape, torch.nan, dtype=torch.float64)
     gap = ahead.clone()
     for some in paced(torch.arange(pairs.shape[1]), until, most=_NUMBERS // len(rows[0].group) + 1):
-        start = F.one_hot(pairs[1, some], n).double() - F.one_hot(pairs[0, some], n).double()
+        start = F.one_hot(pairs[1, some], walk.inputs).double() - F.one_hot(pairs[0, some], walk.inputs).double()
         here = ((index >= some[0]) & (index <= some[-1])).nonzero()[:, 0]
-        deepest = int(row[here].max()) // n
-        layers = greatest_through_layers(rows[: deepest + 1], chain, start.to(rows[0].attention), until=until)
-        values, gaps = (torch.stack(part).cpu() for part in zip(*layers, strict=True))
-        place = row[here] // n, index[here] - some[0], row[here] % n
+        deepest = int(row[here].max()) // walk.outputs
+        layers = rows[: walk.ends[deepest] + 1]
+        reached = greatest_through_layers(layers, chain, start.to(rows[0].attention), until=until)
+        values, gaps = (torch.stack(part)[walk.ends[: deepest + 1]].cpu() for part in zip(*reached, strict=True))
+        place = row[here] // walk.outputs, index[here] - some[0], row[here] % walk.outputs
         ahead[here] = values[place]
         gap[here] = gaps[place]
     return ahead, gap

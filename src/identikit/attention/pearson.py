@@ -44,7 +44,7 @@ class Pearson:
             return measures.pearson(sums.pooled())
         if by == "visible":
             seen = sums.entries.long()
-            counts = range(len(attention.tokens) + 1)
+            counts = range(len(attention.keys) + 1)
             groups = [measures.PearsonSums(*(part[seen == n] for part in sums)) for n in counts]
             return torch.stack([measures.pearson(group.pooled()) for group in groups])
         heads = sums.pooled(-1)

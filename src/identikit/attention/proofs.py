@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from identikit import proof
 from identikit.attention.captured import Captured, Place
 from identikit.attention.readings import READINGS
+from identikit.attention.walk import Walk
 from identikit.checks import is_path, shortened
 from identikit.errors import InputError
 from identikit.maths.chain import Chain
@@ -275,17 +276,16 @@ def reading_claims(captured: Captured, factor: Float[Tensor, "layer head query k
     return claims
 
 
-def chain_claims(captured: Captured, chain: Chain) -> Claims:
+def chain_claims(captured: Captured, walk: Walk, chain: Chain) -> Claims:
     """Claim the ends of a reading through layers: the chain of proofs from the inputs up."""
 
     def claims(draft: ProofDraft, result: Result) -> Iterator[tuple[int, float, float]]:
         ends = [result.read(name).flatten().tolist() for name in ("lower", "upper")]
-        shown = _captured_layers(captured, result)
+        shown = [walk.ends[place] for place in _captured_layers(captured, result)]
         nodes: dict[int, list[dict[int, int | None]]] = {}
         sizes = [range(len(axis)) for axis in result.axes]
-        outputs = set(result.axes[1].places)
         for source in result.axes[2].places:
-            nodes[source] = _chain(draft, captured, chain, source, outputs, max(shown))
+            nodes[source] = _chain(draft, walk, chain, source, max(shown))
         for entry, at in enumerate(product(*sizes)):
             output, source = (result.axes[axis].places[at[axis]] for axis in (1, 2))
             node = nodes[source][shown[at[0]]].get(output)
@@ -295,39 +295,40 @@ def chain_claims(captured: Captured, chain: Chain) -> Claims:
     return claims
 
 
-def _chain(
-    draft: ProofDraft, captured: Captured, chain: Chain, source: int, outputs: set[int], last: int
-) -> list[dict[int, int | None]]:
-    """Bound what each layer's tokens hold of one source; returns their steps by layer, None where that is 0.
+def _chain(draft: ProofDraft, walk: Walk, chain: Chain, source: int, last: int) -> list[dict[int, int | None]]:
+    """Bound what tokens hold of one source after each layer; return their steps by layer.
 
-    Of every layer but the last, all tokens are bounded.
+    Tokens that hold nothing are left out, and the step of one that holds just the source itself, all of it, is None.
     """
-    n = len(captured.reading.tokens)
+    held: dict[int, int | None] = {source: None}
     layers: list[dict[int, int | None]] = []
-    for at, layer in enumerate(captured.layers[: last + 1]):
-        heads = range(len(layer.heads))
+    for at, (captured, place) in enumerate(walk.places[: last + 1]):
+        heads = range(len(captured.layers[place].heads))
+        queries, keys = walk.span(at)
         factor = chain.factor(at)
         asked = []
-        for head, token in product(heads, range(n)):
-            held = {source: None} if at == 0 else layers[-1]
-            scale = [1.0] * n if factor is None else factor[head, token].tolist()
-            objective: list[Entry] = [
-                (key, scale[key]) if step is None else (key, scale[key], step)
-                for key, step in held.items()
-                if scale[key] and (at == 0 or step is not None)
-            ]
-            asked.append(Asked((at, head, token), objective))
+        for head, row in product(heads, range(len(queries))):
+            scale = [1.0] * len(keys) if factor is None else factor[head, row].tolist()
+            objective: list[Entry] = []
+            for token, step in held.items():
+                number = scale[token - keys.start] if token in keys else 0.0
+                if number:
+                    entry = (token - keys.start, number)
+                    objective.append(entry if step is None else (*entry, step))
+            asked.append(Asked((place, head, row), objective))
         steps = draft.bound(captured, asked)
-        nodes: dict[int, int | None] = {}
-        for token in range(n):
-            terms: list[tuple[Fraction, int | None]] = []
-            brought = [steps[head * n + token] for head in heads]
-            terms += [(Fraction(chain.give) / len(heads), step) for step in brought if draft.steps[step]["objective"]]
-            if chain.keep and (token == source if at == 0 else layers[-1].get(token) is not None):
-                terms.append((Fraction(chain.keep), None if at == 0 else layers[-1][token]))
+        after = {token: step for token, step in held.items() if token not in queries}
+        for row, token in enumerate(queries):
+            brought = [steps[head * len(queries) + row] for head in heads]
+            terms: list[tuple[Fraction, int | None]] = [
+                (Fraction(chain.give) / len(heads), step) for step in brought if draft.steps[step]["objective"]
+            ]
+            if chain.keep and token in held:
+                terms.append((Fraction(chain.keep), held[token]))
             if terms:
-                nodes[token] = draft.add_up(terms)
-        layers.append(nodes)
+                after[token] = draft.add_up(terms)
+        held = after
+        layers.append(after)
     return layers
 
 

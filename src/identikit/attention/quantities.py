@@ -11,10 +11,11 @@ from identikit.errors import InputError
 from identikit.maths.polytope.bounds import Wanted
 from identikit.results.axis import Axis, Index
 from identikit.results.gathered import joined, word_groups
+from identikit.results.pictures import image_regions
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import shown
 
-NAMED = ("special", "first", "words", "sentences")
+NAMED = ("special", "first", "words", "sentences", "images")
 TOP = 5  # of how many of the strongest edges the order is found
 _ENDS = (".", "!", "?", "。", "！", "？")
 
@@ -34,7 +35,7 @@ def asked_of(
     """Return what the selected rows are bounded in as an axis, what is asked of each row, and groups' members."""
     if sum(given is not None for given in (key, groups, weights)) > 1:
         raise InputError("attention_intervals takes one of key=, groups= and weights=.")
-    n = len(attention.tokens)
+    n = len(attention.keys)
     if weights is not None:
         named = own_weights(attention, weights)
         heads = len(attention.axis("layer")) * len(attention.axis("head"))
@@ -76,7 +77,7 @@ def own_weights(attention: EffectiveAttention, weights: Any) -> dict[str, Float[
 
 def _row_weights(attention: EffectiveAttention, given: Any, weights: Any) -> Float[Tensor, "_ key"]:
     """Return the numbers of one sum: (1, key), or (query, key)."""
-    n = len(attention.tokens)
+    n = len(attention.keys)
     if isinstance(given, Mapping):
         c = torch.zeros(1, n, dtype=torch.float64)
         for key, number in given.items():
@@ -123,7 +124,8 @@ def key_groups(attention: EffectiveAttention, groups: Any) -> dict[str, list[int
     """Return the positions of each group, by name.
 
     `groups` is a mapping from names to keys (positions or tokens, one or several), or one or several of "special" (all
-    special tokens), "first" (the first token), "words" (each word, all of its pieces) and "sentences".
+    special tokens), "first" (the first token), "words" (each word, all of its pieces), "sentences" and "images" (each
+    image, all of its tokens).
     """
     members: dict[str, list[int]] = {}
     if isinstance(groups, Mapping):
@@ -144,14 +146,17 @@ def key_groups(attention: EffectiveAttention, groups: Any) -> dict[str, list[int
 
 
 def _named_groups(attention: EffectiveAttention, name: str) -> dict[str, list[int]]:
-    tokens = attention.tokens
-    special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
+    text = attention.text_of("key")
+    tokens = text["tokens"]
+    special = [place for place, is_special in enumerate(text["special"]) if is_special]
     if name == "special":
         return {"special": special} if special else {}
     if name == "first":
         return {"first": [0]}
+    if name == "images":
+        return image_regions(attention)
     if name == "words":
-        spans = attention.about["words"]
+        spans = text["words"]
         if not spans:
             raise InputError("groups='words': the tokens are not aligned with words. Pass a text, not token ids.")
         return {f"{shown(joined(tokens, word)).strip()}@{word[0]}": word for word in word_groups(len(tokens), spans)}

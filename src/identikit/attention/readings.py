@@ -231,23 +231,23 @@ def _lengths(
     norms: tuple[FrozenNorm, ...] = (),
 ) -> Numbers:
     """Return the lengths of what keys add with weights in a box, and to a token's own vector, as norms turn them."""
-    n = len(vectors)
-    more = weights.raw.new_zeros(0, n * n)
+    shape = weights.raw.shape[1:]
+    more = weights.raw.new_zeros(0, shape.numel())
     if residual is not None:
         vectors = torch.cat([vectors, residual[:, None]], dim=1)
-        more = torch.eye(n).to(weights.raw).reshape(1, -1)  # one more head, whose weight is known
+        more = torch.eye(*shape).to(weights.raw).reshape(1, -1)  # one more head, whose weight is known
     for turn in norms:
         vectors = turn.turned(vectors)
-    products = (vectors @ vectors.mT).repeat(n, 1, 1)  # an edge after the other, by query
+    products = (vectors @ vectors.mT).repeat(shape[0], 1, 1)  # an edge after the other, by query
     raw, effective, lower, upper = (torch.cat([part.flatten(1), more]).mT for part in weights[:4])
     gap = torch.cat([weights.gap.flatten(1), torch.zeros_like(more)]).mT
     ends = norm_ends(products, lower, upper, ~gap.isnan().any(-1))  # what was not bounded in time takes no more
     off = (gap * products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()).sum(-1)
     found = norm_of(products, raw), norm_of(products, effective), ends.least, ends.greatest, ends.gap + off
-    scale = torch.ones_like(vectors[:, :1, 0])
+    scale = weights.raw.new_ones(shape[0], 1)
     for turn in norms:
         scale = scale * turn.scale[:, None]
-    return Numbers(*(part.reshape(n, n) / scale for part in found))
+    return Numbers(*(part.reshape(shape) / scale for part in found))
 
 
 # Through layers

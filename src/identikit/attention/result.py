@@ -46,6 +46,11 @@ class EffectiveAttention(Result):
         """The heads, counted from 0."""
         return self.axis("head").values
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The tokens that are keys: those of the text, or in cross-attention those of the source."""
+        return tuple(self.text_of("key").get("tokens", ()))
+
     # The maps
 
     @measure("layer head query key", range="0 to 1", words=_MAP_WORDS)
@@ -259,7 +264,7 @@ class EffectiveAttention(Result):
         """
         captured = self.captured("verify()")
         captured.reading.model.check_unchanged(self.provenance.weights)
-        if self.axis("key").tokens != self.tokens:
+        if self.axis("key").tokens != self.keys:
             raise InputError("verify() replaces whole rows: select layers, heads and queries, but not keys.")
         return captured.change({axis.name: axis.places for axis in self.axes})
 
@@ -363,10 +368,13 @@ class EffectiveAttention(Result):
     def plot(self, by: str | None = None, **options: Any) -> Any:
         """Draw the maps of one selected head, or all heads: as a grid coloured `by` an array over heads or rows.
 
-        With `by` "raw", "effective" or "null", heads are small maps.
+        With `by` "raw", "effective" or "null", heads are small maps. With "image", one selected row is drawn on the
+        image in its text.
         """
         from identikit import plots
 
+        if by == "image":
+            return plots.image_overlay(self, **options)
         if self.axis("layer").single and self.axis("head").single:
             no_effect("by", by, "a head is selected")
             return plots.head_maps(self, **options)

@@ -34,7 +34,7 @@ def bound_rows(
 ) -> BoundedRows:
     """Bound rows, those of a head together: every key and every group in one pass. Unfinished rows are left out."""
     captured = attention.captured()
-    n = len(attention.tokens)
+    n = len(attention.keys)
     members = membership(groups, n)
     rows, bounds = bounds_of(captured, places, edges_wanted(n, objectives=members), bounding=EXACTLY, progress=progress)
     weights = rows.attention[:, :n]
@@ -82,7 +82,7 @@ def sample_rows(
     waiting = _random_order(free, seed)
     total = int(free.sum())
     parts: list[BoundedRows] = []
-    sample = RowSample(free[0].numel(), free.sum((1, 2)), _joined(parts, len(attention.tokens), len(groups)))
+    sample = RowSample(free[0].numel(), free.sum((1, 2)), _joined(parts, len(attention.keys), len(groups)))
     done = 0
     size = 1 if seconds is not None else _LARGEST
     batch = _drawn(waiting, sample, size)
@@ -90,7 +90,7 @@ def sample_rows(
     while batch and begun < limit:
         parts.append(bound_rows(attention, sorted(batch), groups, _continued(progress, done, total)))
         done += len(batch)
-        sample = sample._replace(bounded=_joined(parts, len(attention.tokens), len(groups)))
+        sample = sample._replace(bounded=_joined(parts, len(attention.keys), len(groups)))
         now = time.monotonic()
         fitting = (limit - now) * len(batch) / max(now - begun, 1e-6)
         if fitting < 1:

@@ -23,7 +23,7 @@ from identikit.attention.layer import EffectiveOptions, Layer
 from identikit.attention.proofs import Asked, ProofDraft, Provable
 from identikit.attention.reading_result import HeadScores
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import function, known_names, random_seed, whole_number
+from identikit.checks import function, known_names, random_seed, shortened, whole_number
 from identikit.errors import InputError
 from identikit.maths.measures import mean_over_texts
 from identikit.maths.polytope.bounds import Wanted
@@ -35,7 +35,7 @@ from identikit.results.axis import Axis, Index, chosen
 from identikit.results.result import Result
 from identikit.results.source import Held
 from identikit.shapes import Bool, Float, Int, Tensor
-from identikit.texts.text import is_several
+from identikit.texts.text import is_several, keys_of
 
 SINK = 0.3  # of a head's attention on the first token, from which on it counts as a sink (Gu et al., 2024)
 _LONGEST = 2**24  # of the tokens that are repeated: more than anybody reads
@@ -43,27 +43,33 @@ _MADE = ("raw", "effective", "lower", "upper", "gap")
 
 
 class ScoredText(NamedTuple):
-    """What patterns are made from: a text's token ids, and which of its tokens the tokenizer added."""
+    """What patterns are made from: the ids of queries and of keys, and which keys the tokenizer added.
 
-    ids: Int[Tensor, "n"]
-    special: Bool[Tensor, "n"]
+    In cross-attention keys are tokens of another text (`crosses`), so places of the two say nothing of each other.
+    """
+
+    ids: Int[Tensor, "query"]
+    keys: Int[Tensor, "key"]
+    special: Bool[Tensor, "key"]
+    crosses: bool
 
     @property
-    def offset(self) -> Int[Tensor, "n n"]:
+    def offset(self) -> Int[Tensor, "query key"]:
         """How many places each query stands after each key."""
-        places = torch.arange(len(self.ids))
-        return places[:, None] - places
+        return torch.arange(len(self.ids))[:, None] - torch.arange(len(self.keys))
 
     @property
-    def earlier(self) -> Bool[Tensor, "n n"]:
-        """Whether a key holds an earlier copy of the query's token."""
-        return (self.ids[:, None] == self.ids) & (self.offset > 0)
+    def copies(self) -> Bool[Tensor, "query key"]:
+        """Whether a key holds a copy of the query's token, in the text itself an earlier one."""
+        same = self.ids[:, None] == self.keys
+        return same if self.crosses else same & (self.offset > 0)
 
 
 class HeadRole(NamedTuple):
     """A role: its name, what it means, and the pattern that a head with this role attends by.
 
     - `noun`: what a head is that has it; None: the score is not a share of attention
+    - `across`: whether it means something in cross-attention, too
     - `above`: the score is the share of texts in which that of the pattern is above this; None: it is the pattern's own
     """
 
@@ -71,6 +77,7 @@ class HeadRole(NamedTuple):
     meaning: str
     pattern: Callable[[ScoredText], Tensor]
     noun: str | None = None
+    across: bool = False
     above: float | None = None
 
 
@@ -78,12 +85,12 @@ ROLES: dict[str, HeadRole] = {}
 
 
 def role(
-    name: str, noun: str | None = None, *, above: float | None = None
+    name: str, noun: str | None = None, *, across: bool = False, above: float | None = None
 ) -> Callable[[Callable[[ScoredText], Tensor]], HeadRole]:
     """Declare a role by the function that makes its pattern; the docstring says what the score is."""
 
     def declare(pattern: Callable[[ScoredText], Tensor]) -> HeadRole:
-        ROLES[name] = HeadRole(name, " ".join((pattern.__doc__ or "").split()), pattern, noun, above)
+        ROLES[name] = HeadRole(name, " ".join((pattern.__doc__ or "").split()), pattern, noun, across, above)
         return ROLES[name]
 
     return declare
@@ -101,29 +108,30 @@ def previous_token(text: ScoredText) -> Tensor:
     return text.offset == 1
 
 
-@role("first", "a first-token head")
+@role("first", "a first-token head", across=True)
 def first_token(text: ScoredText) -> Tensor:
     """Weight on the first token of the text, over the rows of all others."""
-    return (torch.arange(len(text.ids)) == 0) & (text.offset != 0)
+    first = (torch.arange(len(text.keys)) == 0).expand(len(text.ids), -1)
+    return first if text.crosses else first & (text.offset != 0)
 
 
-@role("special", "a special-token head")
+@role("special", "a special-token head", across=True)
 def special_tokens(text: ScoredText) -> Tensor:
     """Weight on the special tokens, all together."""
     return text.special.expand(len(text.ids), -1)
 
 
-@role("same token", "a same-token head")
+@role("same token", "a same-token head", across=True)
 def same_token(text: ScoredText) -> Tensor:
     """Weight on earlier copies of the token, over the rows that have one."""
-    return text.earlier
+    return text.copies
 
 
 @role("induction", "an induction head")
 def induction(text: ScoredText) -> Tensor:
     """Weight on the tokens that follow earlier copies of the token, over the rows that have one."""
-    follows = torch.zeros_like(text.earlier)
-    follows[:, 1:] = text.earlier[:, :-1]
+    follows = torch.zeros_like(text.copies)
+    follows[:, 1:] = text.copies[:, :-1]
     return follows
 
 
@@ -133,7 +141,7 @@ def mean_distance(text: ScoredText) -> Tensor:
     return text.offset.abs()
 
 
-@role("sink rate", above=SINK)
+@role("sink rate", across=True, above=SINK)
 def sink_rate(text: ScoredText) -> Tensor:
     """Share of texts in which the first token receives more than 0.3 of the weight."""
     return first_token.pattern(text)
@@ -172,6 +180,8 @@ def head_scores(
     until = math.inf if limit is None else time.monotonic() + limit
     if isinstance(model, EffectiveAttention):
         captured = recaptured(model, "head_scores", {"texts": texts, "layers": layers, "heads": heads})
+        if captured.reading.model.side == "cross":
+            names = _across(names, scores)
         parts = [scored(captured, [ROLES[name] for name in names], until)]
         result = scores_result(captured.reading, captured.reading.text, parts, names, model.layers, model.heads)
         return _provable(result, lambda: [captured])
@@ -195,6 +205,17 @@ def head_scores(
         return [captured_attention(one, EffectiveOptions(), layers=wanted, heads=which).captured() for one in again]
 
     return _provable(result, captured_again)
+
+
+def _across(names: Sequence[str], asked: object) -> tuple[str, ...]:
+    """Return the scores that mean something where queries and keys are of two texts, or refuse another one."""
+    meant = tuple(name for name in names if ROLES[name].across)
+    if asked is not None and len(meant) < len(names):
+        raise InputError(
+            f"scores={shortened(asked)}: in cross-attention, queries and keys are of two texts, so only "
+            f"{', '.join(name for name, each in ROLES.items() if each.across)} mean something. Choose among these."
+        )
+    return meant
 
 
 def _provable(result: HeadScores, captured: Callable[[], list[Captured]]) -> HeadScores:
@@ -241,14 +262,17 @@ def _patterns(
     captured: Captured, roles: Sequence[HeadRole]
 ) -> Iterator[tuple[Layer, Float[Tensor, "query score key"], Bool[Tensor, "query score"]]]:
     """Yield each layer with the patterns of its visible keys, and which rows have a target for which score."""
-    batch = captured.reading.batch
-    tokens = captured.reading.tokens
-    ids = torch.tensor([tokens.index(token) for token in tokens]) if batch.ids is None else batch.ids[0].cpu()
-    text = ScoredText(ids, batch.special[0].cpu())
+    reading = captured.reading
+    seen = keys_of(reading.batch, reading.model.side)
+    ids, key_ids = (None if batch.ids is None else batch.ids[0].cpu() for batch in (reading.batch, seen))
+    if ids is None or key_ids is None or reading.batch.images is not None:  # all tokens of images have one id
+        numbers = {name: number for number, name in enumerate(dict.fromkeys((*reading.tokens, *reading.keys)))}
+        ids, key_ids = (torch.tensor([numbers[name] for name in names]) for names in (reading.tokens, reading.keys))
+    text = ScoredText(ids, key_ids, seen.special[0].cpu(), reading.model.side == "cross")
     every = torch.stack([role.pattern(text).double() for role in roles], dim=1)
     for layer in captured.layers:
-        keys = torch.arange(len(layer.tokens), device=layer.heads.device)
-        visible = layer.seen.block(keys, keys).cpu()
+        queries, keys = (torch.arange(len(part), device=layer.heads.device) for part in (ids, key_ids))
+        visible = layer.seen.block(queries, keys).cpu()
         patterns = every * visible[:, None]
         yield layer, patterns, (patterns != 0).any(-1) & (visible.sum(-1) > 1)[:, None]
 

@@ -43,10 +43,13 @@ def type_sums(result: EffectiveAttention) -> tuple[Float[Tensor, "map layer head
     with the number of texts that have the source, merge exactly.
     """
     captured = result.captured()
-    types = token_types(captured.reading.model.tokenizer, result.tokens)
-    target = torch.tensor([[kind == wanted for wanted in TYPES] for kind in types], dtype=torch.float64)
-    everyone = torch.ones(len(types), 1, dtype=torch.float64)
-    source = torch.cat([everyone, everyone - target[:, [TYPES.index("sep")]], target], dim=1)
+    tokenizer = captured.reading.model.tokenizer
+    kinds, target = (
+        torch.tensor([[kind == wanted for wanted in TYPES] for kind in token_types(tokenizer, tokens)]).double()
+        for tokens in (result.tokens, result.keys)
+    )
+    everyone = torch.ones(len(kinds), 1, dtype=torch.float64)
+    source = torch.cat([everyone, everyone - kinds[:, [TYPES.index("sep")]], kinds], dim=1)
     number = source.sum(0)
     weights = source / number.clamp(min=1)
     layers = [torch.stack([part.cpu() @ target for part in _columns(layer, weights)]) for layer in captured.layers]

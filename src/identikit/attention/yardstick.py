@@ -27,7 +27,7 @@ def shuffled_rows(attention: EffectiveAttention, sample: RowSample, *, seed: int
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(bounded.places), generator=generator)[:count].tolist()
     chosen.sort(key=lambda row: tuple(bounded.places[row].tolist()))
-    n = len(attention.tokens)
+    n = len(attention.keys)
     rows = attention.captured().rows([(layer, head, query) for layer, head, query in bounded.places[chosen].tolist()])
     weights = rows.attention.clone()
     for row, seen in zip(weights, rows.visible[:, :n], strict=True):

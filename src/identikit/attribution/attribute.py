@@ -20,8 +20,9 @@ from identikit.maths import jacobian
 from identikit.maths import mixing as maths
 from identikit.maths.mixing import Mixing
 from identikit.maths.threads import calm
+from identikit.models.decoder import inputs_of, looking
 from identikit.models.load.weights import wider_dtype
-from identikit.models.model import Model, checked_model
+from identikit.models.model import Model
 from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
@@ -30,7 +31,7 @@ from identikit.results.several import Results, of_texts
 from identikit.results.source import Held
 from identikit.shapes import Tensor
 from identikit.texts.chat import text_or_messages
-from identikit.texts.text import is_several
+from identikit.texts.text import SOURCE, is_several
 
 _DIMS = ("layer", "input", "output")
 _ONE_GRADIENT = "a target has one gradient, and it is exact"
@@ -45,6 +46,8 @@ def token_attribution(
     *,
     messages: Any = None,
     target: Any = None,
+    target_text: Any = None,
+    generate: int | None = None,
     probes: Any = "exact",
     norm: str = "frobenius",
     layers: Index = None,
@@ -68,6 +71,9 @@ def token_attribution(
       ("Paris@7", "@7"; a masked model is asked at its mask), "similarity" of the two texts of a pair for a sentence
       encoder, or a function of the last hidden vectors, or of the logits and these. A tuple is one against another; a
       list is several. The options below do not apply then, except `source`, `truncate` and `max_tokens`
+    - `target_text`: of a model of two stacks, attribute the hidden vectors of its decoder, for this text (or the token
+      ids that the decoder reads; for a list of texts a list), to the tokens of source and target together; or
+      `generate`: let the model itself continue, greedily, by at most so many tokens. `target` then is of the decoder
     - `probes`: "exact", or how many orthogonal random directions (from `seed`) to estimate from, with standard errors;
       twice those cover 94 % of the truth with 16 directions, 85 % with 8, and less with fewer
     - `norm`: of the Jacobian blocks: "frobenius", "sum" (the gradient of the sum of the components) or "spectral"; for
@@ -82,20 +88,27 @@ def token_attribution(
     minute (ten seconds on a GPU) says beforehand how long and how much memory. In half precision, `underflow` of the
     result says which share of a layer's contributions is too small to be told from 0.
     """
-    model = checked_model(model)
     progress = function("progress", progress)
-    options = AttributionOptions(probes, norm, source, precision, seed).checked(model, layers)
     text = text_or_messages(text, messages)
+    several = is_several(text)
+    side = None if target_text is None and generate is None else "decoder"
+    model, text = looking(model, text, side, target_text, generate, truncate=truncate, max_tokens=max_tokens)
+    options = AttributionOptions(probes, norm, source, precision, seed).checked(model, layers)
     texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
     if target is not None:
         for name, value in {"layers": layers, "targets": targets}.items():
             no_effect(name, value, _ONE_GRADIENT)
         outputs = _outputs(texts, target, options, progress)
-        return Results(outputs) if is_several(text) else outputs[0]
-    if targets is None and (ahead := warning_ahead(model, [len(reading.tokens) for reading in texts], options)):
+        return Results(outputs) if several else outputs[0]
+    if targets is None and (ahead := warning_ahead(model, [_inputs(reading) for reading in texts], options)):
         warnings.warn(ahead, stacklevel=3)
     results = attribute(texts, options, targets=targets, progress=progress)
-    return Results(results) if is_several(text) else results[0]
+    return Results(results) if several else results[0]
+
+
+def _inputs(reading: Reading) -> int:
+    """Return how many tokens are inputs."""
+    return len(inputs_of(reading)["tokens"])
 
 
 def _outputs(texts: Sequence[Reading], target: Any, options: Request, progress: Progress) -> list[OutputAttribution]:
@@ -122,7 +135,7 @@ def attribute(
         pairs = zip(texts, asked, strict=True)
         asked = [replace(of_text, roots=fisher_roots(text, of_text.targets)) for text, of_text in pairs]
     planned = cache(partial(plan, model))  # texts of one length are planned once
-    plans = [planned(len(text.tokens), of_text) for text, of_text in zip(texts, asked, strict=True)]
+    plans = [planned(_inputs(text), of_text) for text, of_text in zip(texts, asked, strict=True)]
     total = sum(each.units for each in plans)
     done = 0.0
 
@@ -132,7 +145,8 @@ def attribute(
         progress("attribution, tokens", int(done + 1e-6), total)
 
     results: dict[int, TokenAttribution] = {}
-    for group, group_plan in side_by_side(model, plans):
+    padded = model.modality == "text" and all(text.batch.images is None for text in texts)
+    for group, group_plan in side_by_side(model, plans, padded=padded):
         seeds = [options.seed + zlib.crc32(repr(texts[place].tokens).encode()) for place in group]  # texts differ
         seeded = [replace(asked[place], seed=seed) for place, seed in zip(group, seeds, strict=True)]
         answers = group_plan.run([texts[place] for place in group], seeded, tick)
@@ -164,16 +178,20 @@ def _attributed(reading: Reading, options: Request, measured: Tensor, engine: st
         contribution, stderr = jacobian.estimated_contributions(measured, population=size)
         arrays = {"contribution": contribution, "stderr": stderr}
     targets = tuple(range(len(tokens))) if options.targets is None else options.targets
+    facts = reading.about
+    inputs = inputs_of(reading)
+    if len(inputs["tokens"]) > len(tokens):
+        facts[SOURCE] = inputs
     axes = (
         Axis("layer", options.layers),
-        Axis("input", tuple(range(len(tokens))), tokens),
+        Axis("input", tuple(range(len(inputs["tokens"]))), tuple(inputs["tokens"])),
         Axis("output", targets, tuple(tokens[place] for place in targets)),
     )
-    about = reading.about | {
+    about = facts | {
         "norm": options.norm,
         "probes": None if options.exact else options.probes,
         "engine": engine,
-        "causal": model.causal,
+        "causal": reading.causal,
         "underflow": _underflow(measured, reading, options),
         "cls": _position(reading, "cls"),
         "separator": _position(reading, "sep"),
@@ -188,6 +206,7 @@ def _attributed(reading: Reading, options: Request, measured: Tensor, engine: st
         engine=engine,
         layers=options.layers,
         targets=options.targets,
+        **({} if model.side is None else {"attention": model.side}),
     )
     return TokenAttribution(axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), provenance, about)
 

@@ -10,11 +10,13 @@ from identikit.attribution.request import forward_mode
 from identikit.attribution.result import OutputAttribution
 from identikit.errors import InputError, ModelError
 from identikit.maths import jacobian
+from identikit.models.decoder import inputs_of, stacks
 from identikit.models.load.check import TOLERANCE
 from identikit.models.load.weights import wider_dtype
 from identikit.models.machine import derivatives
+from identikit.models.model import Model
 from identikit.models.onward import EMBEDDING, FIRST_BLOCK, onward
-from identikit.models.reading import Reading
+from identikit.models.reading import Reading, joined_facts
 from identikit.models.target import Target, checked_target, run_once
 from identikit.results.axis import Axis
 from identikit.results.source import Held
@@ -26,12 +28,10 @@ def attribute_output(reading: Reading, target: Any, *, source: str = "before") -
     targets = checked_targets(reading, target)
     first = targets[0]
     after = EMBEDDING if source == "before" else FIRST_BLOCK
-    inputs = first.inputs(after)
-    gradients = torch.stack([_gradient(each, inputs, after) for each in targets]).cpu()
-    entering, by_entering = inputs, gradients
-    if after == EMBEDDING and reading.model.family.embedding is not None:  # a norm may come first: along x it has none
-        entering = first.inputs(FIRST_BLOCK)
-        by_entering = torch.stack([_gradient(each, entering, FIRST_BLOCK) for each in targets]).cpu()
+    entering, gradients = _gradients(targets, after)
+    by_entering = gradients
+    if any(stack.family.embedding is not None for stack, _ in stacks(reading)):  # a norm comes first: along x it has 0
+        entering, by_entering = _gradients(targets, FIRST_BLOCK)
     lengths = torch.linalg.vector_norm(gradients, dim=-1, dtype=torch.promote_types(gradients.dtype, torch.float32))
     arrays = {
         "contribution": jacobian.contributions(lengths.unsqueeze(-1)).squeeze(-1),
@@ -70,23 +70,26 @@ def checked_targets(reading: Reading, target: Any) -> list[Target]:
 
 
 def parts_about(parts: Sequence[Reading]) -> dict[str, list[Any]]:
-    """Return what a Result keeps of texts that stand one after another: their tokens and words."""
-    about: dict[str, list[Any]] = {"tokens": [], "special": [], "words": []}
-    for part in parts:
-        start = len(about["tokens"])
-        facts = part.about
-        facts["words"] = [[first + start, last + start] for first, last in facts["words"]]
-        for name, values in about.items():
-            values += facts[name]
-    return about
+    """Return what a Result keeps of texts whose inputs stand one after another."""
+    return joined_facts([inputs_of(part) for part in parts])
 
 
-def _gradient(target: Target, inputs: Float[Tensor, "n d_x"], after: int) -> Float[Tensor, "n d_x"]:
+def _gradients(targets: Sequence[Target], after: int) -> tuple[Tensor, Float[Tensor, "target n d_x"]]:
+    """Return the input vectors, those of a source after the text's own, and each target's derivatives by them."""
+    vectors = []
+    found = []
+    for stack, _ in stacks(targets[0].parts[0]):
+        vectors.append(targets[0].inputs(after, stack))
+        found.append(torch.stack([_gradient(each, vectors[-1], after, stack) for each in targets]))
+    return torch.cat(vectors), torch.cat(found, dim=1).cpu()
+
+
+def _gradient(target: Target, inputs: Float[Tensor, "n d_x"], after: int, stack: Model) -> Float[Tensor, "n d_x"]:
     vectors = inputs[None].detach().clone()
     model = target.parts[0].model
     with model.switched(), derivatives(), torch.enable_grad():
         vectors.requires_grad_()
-        value = target.of_inputs(vectors, after).sum()
+        value = target.of_inputs(vectors, after, stack).sum()
         (gradient,) = torch.autograd.grad(value, vectors, materialize_grads=True)
     if not gradient.isfinite().all():
         raise InputError(

@@ -28,11 +28,13 @@ from identikit.attribution.request import (
     sees_no_later_token,
 )
 from identikit.models import families
+from identikit.models.decoder import stacks
 from identikit.models.machine import derivatives, products
-from identikit.models.model import Block, Split
+from identikit.models.model import Block, Model, Split
 from identikit.models.reading import Reading
 from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Float, Tensor
+from identikit.texts.text import TokenBatch
 
 
 def generic(reading: Reading, options: Request, *, chunk: int, tick: Tick) -> Tensor:
@@ -114,15 +116,21 @@ def _narrows(split: Split) -> bool:
 
 
 def _through_all(reading: Reading, options: Request, chunk: int, tick: Tick) -> Tensor:
-    """Go through the whole model at once, for models that do not split."""
+    """Go through the whole model at once, for models that do not split: from each stack's inputs in turn."""
+    answers = [_from_stack(reading, *stack, options, chunk, tick) for stack in stacks(reading)]
+    return torch.cat(answers, dim=1)
+
+
+def _from_stack(reading: Reading, stack: Model, batch: TokenBatch, options: Request, chunk: int, tick: Tick) -> Tensor:
+    """Go through the whole model from the inputs of one stack, which reads the batch."""
     model = reading.model
-    trace = model.trace(reading.batch) if reading.trace is None else reading.trace
-    name = None if options.source == "after" else model.family.embedding
-    entered = model.blocks[0] if name is None else families.find(model.hf.base_model, name)
-    x = trace.inputs if name == model.family.embedding else trace.blocks[0][1][0]
+    trace = stack.trace(batch) if reading.trace is None or stack is not model else reading.trace
+    name = None if options.source == "after" else stack.family.embedding
+    entered = stack.blocks[0] if name is None else families.find(stack.hf.base_model, name)
+    x = trace.inputs if name == stack.family.embedding else trace.blocks[0].hidden
     _, n, d_x = x.shape
     directions = options.directions(d_x, x)
-    answer = options.nothing(n, x)
+    answer = options.nothing(n, x, outputs=len(reading.tokens))
 
     def hidden(vectors: Tensor) -> Tensor:
         outputs = _outputs(reading, entered, vectors, max(options.layers) + 1)

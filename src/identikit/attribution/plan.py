@@ -13,6 +13,7 @@ from identikit.attribution import passes, sweep
 from identikit.attribution.request import FISHER, AttributionOptions, Request, Tick, product_bytes, working_bytes
 from identikit.errors import InputError
 from identikit.maths.jacobian import folds
+from identikit.models.decoder import DecoderModel
 from identikit.models.load.linear import matrices
 from identikit.models.load.size import Sizes
 from identikit.models.machine import duration, free_bytes, product_rate
@@ -198,13 +199,15 @@ def _ways(model: Model | Sizes, n: int, options: Request, free: float = math.inf
     return sorted(ways, key=lambda way: way.operations)
 
 
-def side_by_side(model: Model, plans: Sequence[AttributionPlan]) -> list[tuple[list[int], AttributionPlan]]:
+def side_by_side(
+    model: Model, plans: Sequence[AttributionPlan], *, padded: bool
+) -> list[tuple[list[int], AttributionPlan]]:
     """Put texts together that are prepared side by side; return each group's places among the plans, and its plan.
 
     They are short texts of like length that fit in a part of the memory together. On a CPU little is gained, and images
-    and sounds cannot be padded: each is a group.
+    and sounds, and texts with them, cannot be `padded`: each is a group.
     """
-    if model.device.type == "cpu" or model.modality != "text":
+    if model.device.type == "cpu" or not padded:
         return [([place], alone) for place, alone in enumerate(plans)]
     room = _GROUP_SHARE * free_bytes(model.device)
     groups: list[list[int]] = []
@@ -246,7 +249,8 @@ def _joined(plans: Sequence[AttributionPlan]) -> AttributionPlan:
 
 def _engines(model: Model | Sizes, n: int, options: Request) -> list[AttributionPlan]:
     """Return what each engine that can do it would take, one unit at a time."""
-    sizes = sum(math.prod(shape) for block in model.blocks for shape in matrices(block))
+    blocks = [*model.blocks, *(model.encoder.blocks if isinstance(model, DecoderModel) else ())]
+    sizes = sum(math.prod(shape) for block in blocks for shape in matrices(block))
     one_pass = 2 * n * sizes / model.n_layers
     basis = model.d_model if options.source == "after" else model.d_input
     plans = [_generic(model, n, options, basis, one_pass)]

@@ -90,9 +90,9 @@ class Request(AttributionOptions):
             return torch.eye(d, dtype=like.dtype, device=like.device)
         return jacobian.orthogonal_probes(d, self.count(d), seed=self.seed).to(like)
 
-    def nothing(self, n: int, like: Tensor) -> Tensor:
-        """Return the answer of a model in which no input moves anything: (layer, input, output, …)."""
-        outputs = n if self.targets is None else len(self.targets)
+    def nothing(self, n: int, like: Tensor, *, outputs: int | None = None) -> Tensor:
+        """Return the answer of a model in which none of n inputs moves anything: (layer, input, output, …)."""
+        outputs = (n if outputs is None else outputs) if self.targets is None else len(self.targets)
         directions = [] if self.exact else [self.count(0)]
         dtype = torch.promote_types(like.dtype, torch.float32)
         return torch.zeros(len(self.layers), n, outputs, *directions, dtype=dtype, device=like.device)

@@ -12,6 +12,7 @@ from identikit.results.measure import held, sometimes_held
 from identikit.results.result import Fact, Result
 from identikit.results.words import mean_and_error, percent
 from identikit.shapes import Float, Tensor
+from identikit.texts.text import SOURCE
 
 _LISTED = 5  # how many targets print names
 
@@ -19,7 +20,8 @@ _LISTED = 5  # how many targets print names
 class TokenAttribution(Result):
     """How much each input token contributes to each hidden vector of one text: (layer, input, output).
 
-    A contribution is a share of the norms of the hidden vector's derivatives by the inputs (Eq. 11).
+    A contribution is a share of the norms of the hidden vector's derivatives by the inputs (Eq. 11). Where the hidden
+    vectors are a decoder's, inputs are the tokens of its target, and then those of the source.
 
     - `contribution`: sums to 1 over inputs (all 0 for a hidden vector that no input moves)
     - `stderr`: standard errors of the contributions; None where they are exact
@@ -52,13 +54,18 @@ class TokenAttribution(Result):
         """Whether another token contributes more to a hidden vector than its own: (layer, token)."""
         return self._by_token(outweighed)
 
+    @property
+    def from_source(self) -> Float[Tensor, "*axis"]:
+        """What the tokens of the source contribute to each hidden vector of a decoder, together: (layer, token)."""
+        return self._by_token(lambda whole: whole[:, len(self.tokens) :].sum(1))
+
     def _by_token(self, reading: Callable[[Tensor], Tensor]) -> Tensor:
         found = reading(self.whole())
         return found[0] if self.axis("layer").single else found
 
     def whole(self) -> Float[Tensor, "layer input output"]:
         """Return the contributions of all inputs to all outputs, the axis of layers kept."""
-        if not all(self.axis(name).tokens == self.tokens for name in ("input", "output")):
+        if not all(self.axis(name).tokens == tuple(self.text_of(name)["tokens"]) for name in ("input", "output")):
             raise InputError("This reading needs every input and output of the text: take it before selecting some.")
         return self.read("contribution")
 
@@ -110,9 +117,13 @@ class TokenAttribution(Result):
         share = max(self.underflow or [0.0])
         lost = f" In the worst layer, {share:.2%} of the contributions underflowed to 0." if share else ""
         vector = "the probabilities at its own place" if self.norm == "fisher" else "its own hidden vector"
+        source = ""
+        if SOURCE in self.about:
+            share_of = percent(float(self.from_source[-1].median()))
+            source = f" The source contributes {share_of} to a vector after layer {last} (median)."
         return (
             f"A token contributes {percent(float(own[0]))} to {vector} after layer {first}{more} "
-            f"(medians; {self.norm} norm, {how}). {self.largest_words()}{lost}"
+            f"(medians; {self.norm} norm, {how}).{source} {self.largest_words()}{lost}"
         )
 
     def _sources(self, count: int) -> str:

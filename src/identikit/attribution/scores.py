@@ -162,6 +162,8 @@ def _baseline(target: Target, name: str) -> Float[Tensor, "n d_x"]:
     for part in target.parts:
         model = part.model
         token = getattr(model.tokenizer, f"{name}_token_id", None)
+        if part.batch.images is not None:
+            raise InputError(f"baseline={name!r} replaces tokens, and images cannot be. Use baseline='zero'.")
         if part.batch.ids is None or token is None or token >= model.vocabulary:
             raise InputError(f"baseline={name!r}: {model.name} has no such token. Use baseline='zero'.")
         ids = torch.where(part.batch.special, part.batch.ids, token)

@@ -1,4 +1,4 @@
-"""How a command ends: in order, in one line that says what is wrong, or quietly where nobody reads.
+"""How a command ends: normally, with one line that says what is wrong, or silently if its output is closed.
 
 The statuses are 0, 1 for what the user can fix, 2 for wrong options, 70 for an error of ours, 130 after
 Ctrl-C and 143 after SIGTERM. This module is loaded before anything slow, so that starting up ends as well.
@@ -170,12 +170,12 @@ def own_words(words: str) -> str:
 
 
 def _tell(message: str) -> None:
-    with suppress(OSError, ValueError):  # nobody reads the error stream
+    with suppress(OSError, ValueError):  # the error stream is closed
         print(f"identikit: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 def _open_streams() -> None:
-    """Open streams that came closed to nowhere, so that no file that is opened later is taken for one of them."""
+    """Redirect closed standard streams to the null device, so that no file opened later takes their place."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             with suppress(OSError):

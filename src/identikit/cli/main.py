@@ -10,7 +10,7 @@ import identikit
 from identikit.cli import option
 from identikit.cli.datasets import COMMANDS, count
 from identikit.cli.endings import OPTIONS, own_words
-from identikit.cli.runs import diff, merge, push, resume, status, verify
+from identikit.cli.runs import diff, merge, push, report, resume, status, verify
 from identikit.maths.polytope.ahead import compile_ahead
 
 
@@ -77,7 +77,7 @@ def explain(
             "--target",
             help="Also say which tokens an output comes from: a next token or a class, or its number, prediction (what "
             "the model gives most), one of these at a position (Paris@7, @7), or similarity with --pair. Measures such "
-            "as gradient are of it.",
+            "as gradient refer to it.",
         ),
     ] = None,
     against: Annotated[
@@ -133,7 +133,7 @@ def explain(
         typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")
 
 
-for command in (*COMMANDS.values(), status, resume, verify, merge, diff, push):
+for command in (*COMMANDS.values(), status, resume, verify, merge, diff, report, push):
     app.command()(command)
 
 

@@ -134,6 +134,24 @@ def merge(context: option.Context, folder: FolderArgument, as_json: option.Json 
     _run_again(context, folder, merged(folder), {"as_json": as_json})
 
 
+def report(
+    folder: FolderArgument,
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="Where the page goes. Default: DIR/report.html.")
+    ] = None,
+    as_json: option.Json = False,
+) -> None:
+    """Draw a complete run on one page: its numbers by head, layer and length, and the texts that stand out."""
+    from identikit.cli.terminal import print_json
+    from identikit.web.run_page import save_run_page
+
+    place = str(save_run_page(folder, html))
+    if as_json:
+        print_json({"page": place})
+    else:
+        typer.echo(f"The page is {place}.")
+
+
 def push(
     folder: FolderArgument,
     repo: Annotated[str, typer.Argument(metavar="REPO", help="The id of a dataset on the hub, such as name/dataset.")],

@@ -1,4 +1,4 @@
-"""What is said of a text's attention: means by layer, why rows are free, sinks, and the edges worth naming.
+"""The facts about a text's attention: means by layer, why rows are free, sinks, and the edges worth naming.
 
 Rows are drawn, bounded and averaged by `attention/sample.py`.
 """
@@ -22,6 +22,7 @@ from identikit.explanation.result import Explanation
 from identikit.maths.linalg import Resolution, column_scales, matrix_rank, rounding_unit
 from identikit.maths.polytope.exact import compile_solver
 from identikit.progress import Progress
+from identikit.results.pictures import image_regions
 from identikit.shapes import Bool, Float, Int, Tensor
 
 SECONDS = 20.0  # how long `explain` may take
@@ -29,7 +30,7 @@ EDGES_NAMED = 5  # how many edges a list names, each of another head
 VISIBLE = 1e-3  # intervals narrower than this, and weights outside one by less, look the same with three digits
 SINK = 0.3  # a layer's mean weight on one token above which the token is a sink: no content word gets that much
 SEED = 0
-_TRIED = 4  # tokens whose rows tell how long the reachable dimensions of all take
+_TRIED = 4  # tokens whose rows are timed to estimate how long the reachable dimensions of all take
 _EVEN = 2.0  # a sink also gets this many times what equal weights would give it, which in a short text is a lot
 
 
@@ -43,15 +44,15 @@ class Limit(NamedTuple):
     started: float
 
     def passed(self, share: float) -> bool:
-        """Tell whether this share of the time has passed."""
+        """Whether this share of the time has passed."""
         return self.seconds is not None and time.monotonic() - self.started > share * self.seconds
 
     def allows(self, seconds: float) -> bool:
-        """Tell whether there is time for something that others wait for: a quarter of what is left, or a second."""
+        """Whether there is time for work that holds up the rest: a quarter of what is left, or a second."""
         return seconds <= max(1.0, self.left() / 4)
 
     def earlier(self, seconds: float) -> "Limit":
-        """Return the limit that keeps so many seconds free for what comes later."""
+        """Return the limit that keeps `seconds` free for later work."""
         return self._replace(started=self.started - seconds)
 
     def without(self, work: Callable[[], Answer]) -> tuple[Answer, "Limit"]:
@@ -74,10 +75,13 @@ def attention_facts(
     """Return the arrays by layer and the other facts on attention, and the bounded rows that all of them rest on."""
     special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
     tokens = candidates(attention)
-    groups = [special or [0], *tokens.values()]
+    images = image_regions(attention) if attention.about.get("images") else {}
+    groups = [special or [0], *tokens.values(), *images.values()]
     raw, effective, even = group_mass(attention, membership(groups, len(attention.tokens)))
     sunk = is_sink(raw, even)
-    bounded = [0, *sunk[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()]
+    sinks = [group for group in range(1, len(tokens) + 1) if sunk[:, group].any()]
+    shown = range(len(tokens) + 1, len(groups))
+    bounded = [0, *sinks, *shown]
     null = attention.null_dim.double()
     arrays = {
         "special_raw": raw[:, 0],
@@ -101,8 +105,13 @@ def attention_facts(
     seconds = None if limit.seconds is None else limit.left()  # what all else has left of it
     sample = sample_rows(attention, [groups[group] for group in bounded], seconds=seconds, seed=SEED, progress=progress)
     ends = {group: group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)}
+    facts["to_images"] = []
+    for name, group in zip(images, shown, strict=True):
+        lower, upper = ends[group]
+        means = {"raw": raw[:, group].tolist(), "lower": lower.ends()[0].tolist(), "upper": upper.ends()[1].tolist()}
+        facts["to_images"].append({"image": name} | means)
     facts["sinks"] = []
-    for group in bounded[1:]:
+    for group in sinks:
         token = [*tokens][group - 1]
         sink = {"token": token, "keys": tokens[token], "layers": _numbers(attention, sunk[:, group])}
         sink["value_size"] = [float(value_sizes(layer, [tokens[token]]).nanmean()) for layer in layers]
@@ -248,7 +257,7 @@ def group_mass(
 
 
 def is_sink(raw: Float[Tensor, "*layers"], even: Float[Tensor, "*layers"]) -> Bool[Tensor, "*layers"]:
-    """Tell where a token's mean attention makes it a sink, given what it would get with equal weights."""
+    """Mark where a token's mean attention makes it a sink, given what equal weights would give it."""
     return (raw > SINK) & (raw > _EVEN * even)
 
 

@@ -66,6 +66,7 @@ def attention_blocks(explanation: Explanation) -> Iterator[Block]:
         yield joined(reservations)
     if about["certain"]["free_rows"]:  # otherwise it says of every layer that all is determined
         yield _table(explanation)
+    yield from map(_to_image, about["to_images"])
     if about["sinks"]:
         yield Heading("Sinks", 2)
         for sink in about["sinks"]:
@@ -258,6 +259,14 @@ def _estimates(frame: Mapping[str, Sequence[float]], name: str) -> list[ShareEst
     """Return a column of means with what says how well each is known."""
     ends = (frame[f"{name}{end}"] for end in ("", "_stderr", "_least", "_most"))
     return [ShareEstimate(*row) for row in zip(*ends, strict=True)]
+
+
+def _to_image(gets: Mapping[str, Any]) -> Paragraph:
+    """Say what an image gets of all rows, and could get if rows are free: means over the layers."""
+    facts = {name: sum(gets[name]) / len(gets[name]) for name in ("raw", "lower", "upper") if None not in gets[name]}
+    ends = f", and {facts['lower']:.2f} to {facts['upper']:.2f} in its alternatives" if len(facts) == 3 else ""
+    words = f"{str(gets['image']).capitalize()} gets {facts['raw']:.2f} of a row's weight on average{ends}."
+    return Paragraph(words, {"image": gets["image"], **facts})
 
 
 def _sink(sink: Mapping[str, Any], explanation: Explanation) -> Paragraph:

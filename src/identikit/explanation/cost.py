@@ -18,7 +18,7 @@ from identikit.models.machine import duration, free_bytes
 _LOADING = 60 << 20  # what loading and running any model adds to the process on a CPU, as measured
 _SOLVER = 105 << 20  # the compiled solver of intervals, as measured
 _ROWS = {False: 2.6, True: 1.2}  # maps that intervals hold of every row, by whether the model is causal, as measured
-_VECTORS = 40  # of each token that a run and what is captured of it hold, in each layer, as measured
+_VECTORS = 40  # vectors per token and layer that a run and its captured attention hold, as measured
 _MAPS = 5  # of the vocabulary's vectors in float64, that learned maps compare with, as measured
 _GIB = 2**30
 

@@ -19,7 +19,7 @@ from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.shapes import Tensor
-from identikit.texts.text import Encoded, Text, is_several
+from identikit.texts.text import Encoded, ReadText, is_several
 
 _LONG = 60.0  # seconds from which on the time is said beforehand
 
@@ -100,7 +100,7 @@ def evaluate(
         numbers.append(tested(model, several[place], named, options, instead, right))
         progress("evaluation, texts", place + 1, len(encoded))
     about = {"replacement": instead.name, "left_out": len(encoded) - len(numbers)}
-    read: list[Text] = [text.text for text in encoded[: len(numbers)]]
+    read: list[ReadText] = [text.text for text in encoded[: len(numbers)]]
     return gathered(model, read, numbers, options, about)
 
 

@@ -1,4 +1,4 @@
-"""What `evaluate` gives back: how measures fare in each test, beside baselines."""
+"""What `evaluate` returns: how measures fare in each test, beside baselines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +17,7 @@ from identikit.results.result import Fact, Result
 from identikit.results.source import Held
 from identikit.results.words import Column, Table, counted, mean_and_error, means_of
 from identikit.shapes import Tensor
-from identikit.texts.text import Text
+from identikit.texts.text import ReadText
 
 _UNCHANGED = 0.9  # rank correlation with itself, from which on a measure has not changed
 _SCORE = "measure score"
@@ -111,7 +111,7 @@ def explained(options: EvaluationOptions) -> str:
 
 def gathered(
     model: Model,
-    texts: list[Text],
+    texts: list[ReadText],
     numbers: Sequence[Mapping[str, Tensor]],
     options: EvaluationOptions,
     about: Mapping[str, Any],

@@ -187,7 +187,7 @@ def _asked(reading: Reading, probes: Any, limit: Limit) -> tuple[Request | Unava
 
 
 class _Late(Exception):  # noqa: N818 - not an error: it ends what takes longer than it was expected to
-    """Raised where so much more than the time limit has passed that what is under way is given up."""
+    """Raised when the time limit is exceeded by so much that the current work is abandoned."""
 
 
 def _until(limit: Limit, progress: Progress) -> Progress:
@@ -204,13 +204,13 @@ def _until(limit: Limit, progress: Progress) -> Progress:
 def _attributed(
     reading: Reading, options: Request | TokenAttribution | Unavailable, progress: Progress
 ) -> TokenAttribution | Unavailable:
-    """Attribute what was asked for; return anything else as it is."""
+    """Attribute what was asked for; return anything else unchanged."""
     if not isinstance(options, Request):
         return options
     try:
         return attribute([reading], options, progress=progress)[0]
     except _Late:
-        late = "Attribution was given up: it takes longer than expected, and twice the time limit has passed."
+        late = "Attribution was stopped: it takes longer than expected, and twice the time limit has passed."
         return Unavailable(f"{late} {_offer(reading)}".strip())
     except InputError as refusal:
         return Unavailable(str(refusal))
@@ -246,7 +246,7 @@ def _explanation(
         "n_layers": model.n_layers,
         "n_heads": model.n_heads,
         "d_value": model.d_value,
-        "causal": model.causal,
+        "causal": reading.causal,
         "pearson_overall": known_numbers([float(attention.pearson())])[0],
         "largest_residual": float(attention.residual.max()),
         "largest_row_residual": float(attention.row_residual.max()),

@@ -31,7 +31,7 @@ _DEPTHS = 6  # numbers of shuffled layers, at most
 
 
 class Score(NamedTuple):
-    """A number that a measure gets: the test that gives it, what it is, and what chance gives where that is known."""
+    """A score of a measure: the test it comes from, its meaning, and its value by chance where that is known."""
 
     test: str
     meaning: str
@@ -46,7 +46,7 @@ SCORES: Mapping[str, Score] = {
     ),
     "insertion": Score(
         "curves",
-        "The same as sources are put back, the largest first, into a text of which all are replaced. The reversed "
+        "The same as sources are put back, the largest first, into a text in which all are replaced. The reversed "
         "order's deletion is 1 minus this.",
     ),
     "curves": Score("curves", "Mean of deletion and insertion. Any order and its reverse add up to 1.", 0.5),
@@ -62,8 +62,8 @@ SCORES: Mapping[str, Score] = {
     ),
     "randomised": Score(
         "randomised",
-        "Spearman's rank correlation of the measure with itself on a copy of the model, all layers of which were "
-        "shuffled. A measure that explains the model's weights forgets: it is near 0.",
+        "Spearman's rank correlation of the measure with itself on a copy of the model with all layers shuffled. A "
+        "measure that explains the model's weights forgets: it is near 0.",
         0.0,
     ),
     "truth": Score(

@@ -12,9 +12,9 @@ _NAMED = 8  # of the tokens that an output comes from
 
 
 def output_facts(outputs: OutputAttribution, target: Any) -> dict[str, Any]:
-    """Return what is said of each output: its number, and the tokens that contribute most, with their signs.
+    """Return the facts about each output: its value, and the tokens that contribute most, with their signs.
 
-    `target` is as it was asked for, or None if that is more than a word or a number.
+    `target` is the one that was asked for, or None if that is not a word or a number.
     """
     axis = outputs.axis("input")
     rows = zip(outputs.read("contribution"), outputs.read("gradient_x_input"), strict=True)

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -47,7 +46,6 @@ class TextRankings:
     seed: int
     attribution: Request
     bounded: bool = False
-    target: Any = None
 
     def every(self) -> dict[str, list[Ranking]]:
         """Return what each measure says: one ranking, but several of the random baseline."""
@@ -74,7 +72,7 @@ class TextRankings:
         layers = reading.model.attention_layers
         heads = range(reading.model.n_heads)
         attention = captured_attention(reading, EffectiveOptions(), layers=layers, heads=heads)
-        return MeasuredText(attention.captured(), self.target, math.inf if self.bounded else 0.0)
+        return MeasuredText(attention.captured(), None, math.inf if self.bounded else 0.0)
 
     def _of(self, name: str, given: Given) -> Ranking:
         reading = self.text.reading

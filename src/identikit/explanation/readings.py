@@ -24,7 +24,7 @@ HEAD_ROLES = "roles"
 
 
 class Offered(NamedTuple):
-    """A measure that `explain` can be asked for, and whether it is of a target."""
+    """A measure that `explain` offers, and whether it needs a target."""
 
     name: str
     meaning: str
@@ -50,7 +50,7 @@ def checked_names(measures: Sequence[str] | str) -> tuple[str, ...]:
 
 
 def check_target(reading: Reading, names: Sequence[str], target: Any) -> None:
-    """Refuse a target that one of the measures cannot be of."""
+    """Refuse a target that one of the measures cannot take."""
     aimed = [READINGS[name] for name in names if name in READINGS and READINGS[name].needs_target]
     if target is not None and aimed:
         aim = checked_target(reading.model, reading, target)
@@ -61,7 +61,7 @@ def check_target(reading: Reading, names: Sequence[str], target: Any) -> None:
 def read_measures(
     attention: EffectiveAttention, names: Sequence[str], target: Any, limit: Limit, progress: Progress
 ) -> tuple[dict[str, AnyReading], dict[str, dict[str, Any]]]:
-    """Read captured attention in the ways that are named, within the limit; return them, and what is said of each."""
+    """Take the named readings of captured attention within the limit; return them, and the facts about each."""
     until = math.inf if limit.seconds is None else limit.started + _BEYOND * limit.seconds
     measured = MeasuredText(attention.captured(), target, until, progress)
     found: dict[str, AnyReading] = {}

@@ -39,6 +39,8 @@ class Replacement:
         """Return a replacement by its name; None: the mask where the tokenizer has one, and else a draw."""
         if model.modality != "text":
             raise InputError(f"Tokens are replaced, and {model.name} reads {model.modality}s. Use a model of texts.")
+        if any(text.images is not None for text in encoded):
+            raise InputError("Tokens are replaced, and those of images cannot be. Pass texts without images.")
         mask = getattr(model.tokenizer, "mask_token_id", None)
         mask = -1 if mask is None or mask >= model.vocabulary else int(mask)
         masked = mask >= 0
@@ -111,12 +113,12 @@ class ReplacedText:
 
     @property
     def batch(self) -> TokenBatch:
-        """The text as it is, alone."""
+        """A batch of the unchanged text alone."""
         return self.reading.batch
 
     @cached_property
     def before(self) -> Trace:
-        """The run of the text as it is."""
+        """The model's run on the unchanged text."""
         return self.reading.trace or self.reading.model.trace(self.batch)
 
     def runs(self, replaced: Bool[Tensor, "set n"]) -> Iterator[Trace]:

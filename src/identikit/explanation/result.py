@@ -1,4 +1,4 @@
-"""What `explain` gives back: the answers to all three questions about one text, as numbers."""
+"""What `explain` returns: the answers to all three questions about one text, as numbers."""
 
 import os
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class Explanation(Result):
 
     `attention`, `identity` and `attribution` are the Results these were read from, or `Unavailable` with a reason;
     `bounded` has the rows of attention that were bounded, each with its intervals. `readings` has what `measures=`
-    asked for, by name, and `about["readings"]` what is said of it.
+    asked for, by name, and `about["readings"]` the facts about each.
     """
 
     attention: EffectiveAttention | Unavailable = NOT_COMPUTED

@@ -42,7 +42,7 @@ def _header(explanation: Explanation) -> Iterator[Block]:
     if about["layers_left_out"]:
         limit = about["certain"]["seconds"]
         facts |= {"layers_read": layers, "limit": limit}
-        of_these = f"attention was read in {named}, and all that is said of it is of these"
+        of_these = f"attention was read in {named}, and everything below refers to these"
         attending = f" (within the limit of {limit:g} s, {of_these})"
     elif len(layers) < about["n_layers"]:
         attending = f" (softmax attention in {named}, and only these are read below)"

@@ -30,40 +30,50 @@ class Chain(NamedTuple):
 
     - `keep`: k, what a token keeps of what it had; `give`: g, what it takes of what its heads bring
     - `factors`: f of each layer, numbers of at least 0 on the weights of each head, query and key; None: 1
+    - `spans`: of each layer, which tokens look and which are seen, where there are those of several texts; the others
+      keep what they have. None: all look at all
     """
 
     keep: float
     give: float
     factors: Sequence[Float[Tensor, "head query key"]] | None = None
+    spans: Sequence[tuple[slice, slice]] | None = None
 
     def factor(self, layer: int) -> Float[Tensor, "head query key"] | None:
         """Return the factor of a layer, if there is one."""
         return None if self.factors is None else self.factors[layer]
 
+    def span(self, layer: int) -> tuple[slice, slice]:
+        """Return which tokens look in a layer, and which are seen."""
+        return (slice(None), slice(None)) if self.spans is None else self.spans[layer]
+
 
 class Extreme(NamedTuple):
-    """The greatest that a reading can be after a layer, and at most how far that is from what is attained."""
+    """The greatest value of a reading after a layer, and a bound on its distance from an attained value."""
 
-    value: Float[Tensor, "source query"]
-    gap: Float[Tensor, "source query"]
+    value: Float[Tensor, "source token"]
+    gap: Float[Tensor, "source token"]
 
 
 def through_layers(
-    maps: Sequence[Float[Tensor, "head query key"]], chain: Chain, start: Float[Tensor, "source key"]
-) -> Iterator[Float[Tensor, "source query"]]:
+    maps: Sequence[Float[Tensor, "head _ _"]], chain: Chain, start: Float[Tensor, "source token"]
+) -> Iterator[Float[Tensor, "source token"]]:
     """Yield what each layer's tokens hold of each source, with the attention that is given."""
     weights = start
     for layer, attention in enumerate(maps):
         factor = chain.factor(layer)
         attention = attention if factor is None else attention * factor
-        weights = chain.keep * weights + chain.give * weights @ attention.mean(0).mT
+        queries, keys = chain.span(layer)
+        brought = weights[:, keys] @ attention.mean(0).mT
+        weights = weights.clone()
+        weights[:, queries] = chain.keep * weights[:, queries] + chain.give * brought
         yield weights
 
 
 def greatest_through_layers(
     layers: Sequence[Rows],
     chain: Chain,
-    start: Float[Tensor, "source key"],
+    start: Float[Tensor, "source token"],
     *,
     until: float = math.inf,
 ) -> Iterator[Extreme]:
@@ -75,15 +85,20 @@ def greatest_through_layers(
     """
     value = start
     gap = torch.zeros_like(start)
-    n = start.shape[1]
     for layer, rows in enumerate(layers):
         factor = chain.factor(layer)
-        brought, missed = _brought(rows, value, None if factor is None else factor.flatten(0, 1), until)
-        below = gap.amax(-1, keepdim=True).expand(-1, n)
+        queries, keys = chain.span(layer)
+        brought, missed = _brought(rows, value[:, keys], None if factor is None else factor.flatten(0, 1), until)
+        value = value.clone()
+        here = gap[:, keys]
+        gap = gap.clone()
+        n = value[:, queries].shape[1]
+        below = here.amax(-1, keepdim=True).expand(-1, n)
         if factor is not None:
-            below = (gap @ factor.amax(0).mT).minimum(below * factor.amax((0, 2)))
-        value = chain.keep * value + chain.give * brought.unflatten(1, (-1, n)).mean(1)
-        gap = chain.keep * gap + chain.give * (missed.unflatten(1, (-1, n)).mean(1) + below)
+            below = (here @ factor.amax(0).mT).minimum(below * factor.amax((0, 2)))
+        value[:, queries] = chain.keep * value[:, queries] + chain.give * brought.unflatten(1, (-1, n)).mean(1)
+        over = missed.unflatten(1, (-1, n)).mean(1) + below
+        gap[:, queries] = chain.keep * gap[:, queries] + chain.give * over
         yield Extreme(value, gap)
 
 

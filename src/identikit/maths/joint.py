@@ -66,5 +66,5 @@ def joint_null_dim(
 
 
 def _even(matrix: Float[Tensor, "row column"]) -> Float[Tensor, "row column"]:
-    """Bring uneven rows to one size, which leaves the rank as it is."""
+    """Scale uneven rows to one size, which does not change the rank."""
     return matrix * linalg.column_scales(matrix.mT).mT

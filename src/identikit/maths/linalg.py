@@ -112,7 +112,7 @@ def certified(
 def cholesky_inverses(
     gram: Float[Tensor, "*batch d d"],
 ) -> tuple[Float[Tensor, "*batch d d"], Bool[Tensor, "*batch"]]:
-    r"""Invert the Cholesky factors of Gram matrices, and tell which have none: $L^{-1}$ with $G = LL^\top$."""
+    r"""Invert the Cholesky factors of Gram matrices, and report which have none: $L^{-1}$ with $G = LL^\top$."""
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
 
     def invert(some: Tensor) -> tuple[Tensor, Tensor]:

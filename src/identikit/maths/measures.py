@@ -8,6 +8,9 @@ from torch.linalg import vecdot
 
 from identikit.shapes import Bool, Float, Int, Tensor
 
+_LEVEL = 0.95  # of bootstrap intervals
+_RESAMPLES = 2000
+
 
 class PearsonSums(NamedTuple):
     """Sums that give the correlation of two maps, per row or pooled."""
@@ -151,20 +154,20 @@ def mean_over_texts(numbers: Float[Tensor, "text *place"]) -> tuple[Float[Tensor
 
 
 def bootstrap_ends(
-    numbers: Float[Tensor, "text *place"], *, seed: int, level: float = 0.95, resamples: int = 2000
+    numbers: Float[Tensor, "text *place"], *, seed: int
 ) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
-    """Return the ends of a bootstrap interval of the mean over texts: percentiles of the means of texts drawn anew.
+    """Return the ends of a 95 % bootstrap interval of the mean over texts: percentiles of means of resampled texts.
 
     NaN counts as no number; a place with fewer than two numbers has no interval.
     """
     generator = torch.Generator().manual_seed(seed)
     count = len(numbers)
-    drawn = torch.randint(count, (resamples, count), generator=generator)
-    times = torch.zeros(resamples, count, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
+    drawn = torch.randint(count, (_RESAMPLES, count), generator=generator)
+    times = torch.zeros(_RESAMPLES, count, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
     known = ~numbers.isnan()
     flat = numbers.double().nan_to_num(0.0).reshape(count, -1)
     means = (times @ flat) / (times @ known.double().reshape(count, -1))
-    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    tails = torch.tensor([(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], dtype=torch.float64)
     low, high = means.nanquantile(tails, dim=0).reshape(2, *numbers.shape[1:])
     few = known.sum(0) < 2
     return low.masked_fill(few, torch.nan), high.masked_fill(few, torch.nan)

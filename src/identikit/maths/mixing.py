@@ -22,12 +22,15 @@ _UNIT = 2**36  # sums are in units of 2^-36: they add exactly, with room for 10^
 Contribution = Float[Tensor, "layer n n"]
 
 
-def own_contribution(contribution: Contribution) -> Float[Tensor, "layer n"]:
-    """Read how much of each hidden vector comes from its own token: $c_{jj}$ of Eq. 11 (Fig. 3a)."""
+def own_contribution(contribution: Float[Tensor, "layer input n"]) -> Float[Tensor, "layer n"]:
+    """Read how much of each hidden vector comes from its own token: $c_{jj}$ of Eq. 11 (Fig. 3a).
+
+    Inputs of another text may follow those of the tokens themselves.
+    """
     return contribution.diagonal(dim1=1, dim2=2)
 
 
-def outweighed(contribution: Contribution) -> Bool[Tensor, "layer n"]:
+def outweighed(contribution: Float[Tensor, "layer input n"]) -> Bool[Tensor, "layer n"]:
     r"""Tell which tokens are not the largest contributor to their own hidden vector (Fig. 3b).
 
     Their share is $\tilde P$. A token that another one equals to the last bit is still the largest.

@@ -31,7 +31,7 @@ def area(curve: Float[Tensor, "step"]) -> float:
 
     $$\frac{1}{n} \sum_{k=1}^{n} c(\{s_1, \dots, s_k\})$$
 
-    $c$ is the change, `curve`, of which the first entry is that of no source.
+    $c$ is the change, `curve`, whose first entry belongs to no replaced source.
     """
     return float(curve[1:].double().mean())
 
@@ -55,7 +55,7 @@ class Extremes(NamedTuple):
 
 
 class _Beam(NamedTuple):
-    """The orders that a search keeps: which sources each has replaced, and its curve so far."""
+    """The orders a search keeps: the sources that each has replaced, and its curve so far."""
 
     sets: Bool[Tensor, "order source"]
     curves: Float[Tensor, "order step"]

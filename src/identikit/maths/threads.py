@@ -79,7 +79,7 @@ def decomposed(function: Callable[..., Answer], *matrices: Tensor) -> Answer:
 
 @cache
 def _workers(process: int, threads: int) -> ThreadPoolExecutor:
-    """Start the worker threads of this process; a forked process has none of its parent's and starts its own."""
+    """Start the worker threads of this process; a forked process does not inherit its parent's and starts its own."""
     return ThreadPoolExecutor(threads, thread_name_prefix="decomposition", initializer=_use_one_thread)
 
 

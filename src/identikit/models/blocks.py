@@ -17,6 +17,8 @@ from identikit.models.table import Family
 from identikit.models.taps.tap import AttentionCall, Place, Visitor, visiting
 from identikit.shapes import Bool, Float, Tensor
 
+_NONE = -1  # as the number of the attention call that is read: none is
+
 
 class BlockCall(NamedTuple):
     """A block (`module`) that ran, and what it was called with: `args` and `kwargs`."""
@@ -99,20 +101,26 @@ class Watch:
             self.embedded = self._batch_first(call.hidden)
         _ = self.inputs  # refuses a row whose embedding comes after the first block
         self.place.block = len(self.blocks)
+        if self.family.reads is not None:
+            if not self.blocks:  # what attended before is the encoder
+                self.place.calls = 0
+            self.place.wanted = self.place.calls + self.family.reads
         self.blocks.append(call)
 
     def on_leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Keep what a block returns; refuse one that did not attend just once."""
+        """Keep what a block returns; refuse one that did not attend just once, or twice in a decoder."""
         self.hidden.append(self._batch_first(self._home(first_output(output))))
         self.returned.append(len(output) if isinstance(output, tuple) else 0)
-        expected = int(families.mixer_instead(self.family, module) is None)
+        expected = 2 if self.family.reads is not None else int(families.mixer_instead(self.family, module) is None)
         made = self.place.calls - self.attended
         if made != expected:
             raise ModelError(
                 f"Reading {self.name}: block {self.place.block} ({type(module).__name__}) called the tapped attention "
-                f"{made} times, not {'once' if expected else 'never'}."
+                f"{made} times, not {('never', 'once', 'twice')[expected]}."
             )
         self.attended = self.place.calls
+        if self.family.reads is not None:
+            self.place.wanted = _NONE
 
     def _home(self, vectors: Tensor) -> Tensor:
         return vectors if self.place.home is None else vectors.to(self.place.home)
@@ -142,6 +150,7 @@ def watching(
     """
     with visiting(visit, home) as place, ExitStack() as stack:
         watch = Watch(name, family, place)
+        place.wanted = None if family.reads is None else _NONE
         if family.embedding is not None:
             embedding = families.find(base, family.embedding)
             stack.callback(embedding.register_forward_pre_hook(watch.on_embedding).remove)

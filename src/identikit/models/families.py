@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 from identikit.errors import ModelError
 from identikit.models.load.linear import linear_bias, linear_size, linear_weight
 from identikit.models.load.weights import held
-from identikit.models.table import FAMILIES, Family
+from identikit.models.table import FAMILIES, Family, nothing
 from identikit.shapes import Float, Tensor
 
 _WITHOUT_SOFTMAX = frozenset(["rwkv"])  # it calls its recurrence attention; others show it in their modules' names
@@ -74,8 +75,7 @@ def _reasons(family: Family, model: PreTrainedModel) -> Iterator[str]:
             "Pass its encoder: load(model.base_model, tokenizer)."
         )
     if not blocks:
-        instead = f" Pass a transformers.{family.model_class}." if family.model_class else ""
-        yield f"{row} blocks={family.blocks!r}, and {type(base).__name__} has none there.{instead}"
+        yield f"{row} blocks={family.blocks!r}, and {type(base).__name__} has none there."
     if getattr(model.config, "is_encoder_decoder", False) and hasattr(base, "decoder"):
         yield "it has an encoder and a decoder, and identikit reads one stack. Pass its encoder: model.get_encoder()."
     if family.embedding is not None and not isinstance(find(base, family.embedding), nn.Module):
@@ -103,6 +103,33 @@ def stack_of(family: Family, model: PreTrainedModel) -> PreTrainedModel:
     """Return the part of a model that is read: the model itself, or where the row says so one of its stacks."""
     stack = None if family.stack is None else getattr(model.base_model, family.stack, None)
     return model if stack is None else stack
+
+
+def has_decoder(family: Family, model: PreTrainedModel) -> bool:
+    """Whether a model has the decoder that its row names; a checkpoint may be of the encoder alone."""
+    return family.decoder is not None and bool(find_all(model.base_model, family.decoder.blocks))
+
+
+def decoder_row(family: Family, attention: str) -> Family:
+    """Return the row of an architecture's decoder, read by its own attention ("decoder") or by "cross" attention."""
+    decoder = family.decoder
+    assert decoder is not None
+    output, value = decoder.cross if attention == "cross" else decoder.own
+    return replace(
+        family,
+        blocks=decoder.blocks,
+        output=output,
+        value=value,
+        embedding=decoder.embedding,
+        limit=decoder.limit,
+        causal=attention == "decoder",
+        splits=False,
+        stack=None,
+        decoder=None,
+        reads=int(attention == "cross"),
+        features=None,
+        refusal=nothing,
+    )
 
 
 def mixer_instead(family: Family, block: nn.Module) -> nn.Module | None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from identikit.errors import IdentikitError, InputError, ModelError
@@ -15,7 +16,7 @@ from identikit.models import families
 from identikit.models.blocks import Block, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
 from identikit.models.load.fingerprint import Identity, identity_of
 from identikit.models.load.linear import differentiable, vocabulary_size
-from identikit.models.load.weights import broken_weight, check_in_place, packing_of, place_of, wider_dtype
+from identikit.models.load.weights import check_finite, check_in_place, packing_of, place_of
 from identikit.models.surroundings import Makeup, as_written, makeup, turn, undisturbed
 from identikit.models.taps.tap import AttentionCall, Visitor
 from identikit.results.axis import Index, chosen
@@ -23,7 +24,8 @@ from identikit.results.provenance import Provenance, code_hash, package_versions
 from identikit.shapes import Float, Tensor
 from identikit.texts.encoding import encode, room_for
 from identikit.texts.features import FeatureSource, encode_features
-from identikit.texts.text import Encoded, Text, TokenBatch, batches, collate
+from identikit.texts.pictures import PictureSource
+from identikit.texts.text import Encoded, ReadText, TokenBatch, batches, collate
 
 if TYPE_CHECKING:
     from identikit.models.load.load import Recipe
@@ -41,30 +43,46 @@ class Model:
     `attention_layers` are those with softmax attention, in most models all.
 
     `hf` is the transformers model that is read, `blocks` are its modules for the layers, and `returned` says how many
-    things each of these returns in a tuple (0: its vectors alone). `tokenizer` is what reads for it. `name` and
-    `revision` are what it was loaded under, and `recipe` says how (None: it was in memory). `family` is its row in the
-    table of architectures, and `proof` how it was proved that it is read correctly.
+    things each of these returns in a tuple (0: its vectors alone). `tokenizer` is what reads for it, and `images` what
+    reads the images in its texts (None: it reads none). `name` and `revision` are what it was loaded under, and
+    `recipe` says how (None: it was in memory). `family` is its row in the table of architectures, and `proof` how it
+    was proved that it is read correctly; `proof_with_images` is the proof that held when this was also shown on a text
+    with images. Of two stacks, `hf` is the encoder and `whole` both (None: there is no decoder). `sides` are the models
+    that read the decoder, each one `side` of it, and `writer` is the tokenizer of its texts where that is not
+    `tokenizer`.
 
     One thread at a time reads a model, and finds it as it came; other threads wait. Your own forward passes in another
     thread are not held off: do not run a model while it is read.
     """
 
     recipe: "Recipe | None" = None
+    images: PictureSource | None = None
+    writer: Any = None
+    side: str | None = None
+    turns_on: nn.Module  # the module whose turn a thread takes to read the model
 
     def __init__(self, hf: PreTrainedModel, tokenizer: Any, *, name: str, revision: str | None = None):
         self.family = families.family_of(hf)
-        self.hf = hf = families.stack_of(self.family, hf)
-        self.tokenizer = tokenizer
         self.name = name
         self.revision = revision
+        self.sides: dict[str, Model] = {}
+        self.whole = hf if families.has_decoder(self.family, hf) else None
+        self._open(families.stack_of(self.family, hf), tokenizer)
+
+    def _open(self, hf: PreTrainedModel, tokenizer: Any) -> None:
+        """Take the stack that is read, and measure it."""
+        self.hf = hf
+        self.tokenizer = tokenizer
         self.limit = self.family.limit(hf.config)
         parameters = inspect.signature(hf.forward).parameters
         self._accepted = set(parameters)
         hands_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         if hands_on and hasattr(hf.config.get_text_config(), "use_cache"):  # to a text model
             self._accepted.add("use_cache")
-        self._first = families.find_all(hf.base_model, self.family.blocks)[0]
+        if not hasattr(self, "turns_on"):
+            self.turns_on = families.find_all(hf.base_model, self.family.blocks)[0]
         self.proof: tuple[Makeup, Callable[[Model], int]] | None = None  # its makeup when it was proved, and how
+        self.proof_with_images: object = None
         with self.alone():
             self._measure()
 
@@ -135,7 +153,7 @@ class Model:
         check_in_place(self.hf, self.name)
         return identity_of(self.hf, self.tokenizer)
 
-    def provenance(self, text: Text | list[Text], **settings: Any) -> Provenance:
+    def provenance(self, text: ReadText | list[ReadText], **settings: Any) -> Provenance:
         """Return where a result of this model on `text` comes from, computed with `settings`."""
         return Provenance(
             model=self.name,
@@ -155,7 +173,7 @@ class Model:
     def check_unchanged(self, since: str | None = None) -> None:
         """Refuse a model that is not the one whose fingerprint is `since`; None: the one last taken."""
         check_in_place(self.hf, self.name)
-        with turn(self._first):  # while another thread reads the model, hooks are on it
+        with turn(self.turns_on):  # while another thread reads the model, hooks are on it
             found = identity_of(self.hf, self.tokenizer).model
         if found != (self.fingerprint if since is None else since):
             raise ModelError(
@@ -196,18 +214,23 @@ class Model:
         """Return a text (a string, a pair, or token ids), or a list of texts, as tokens.
 
         A text of more tokens than the model has positions for, or than `max_tokens`, is an error; with `truncate` it is
-        cut there. In the place of texts, a model of images takes PIL images or their paths, and a model of sounds the
-        paths of sound files or arrays of samples; with `features=False` only the names of their tokens are kept.
+        cut there. Where the model reads `images`, a text may be (image, question), or messages with images. In the
+        place of texts, a model of images takes PIL images or their paths, and a model of sounds the paths of sound
+        files or arrays of samples; with `features=False` only the names of their tokens are kept.
         """
         if self.family.features is not None:
             source = FeatureSource(self.family.features, self.tokenizer, self.hf.main_input_name, self.hf.config)
             return encode_features(source, texts, room_for(self.limit, max_tokens, truncate), keep=features)
-        encoded = encode(self.tokenizer, texts, limit=self.limit, max_tokens=max_tokens, truncate=truncate)
+        return self._encode_texts(texts, "text", truncate, max_tokens)
+
+    def _encode_texts(self, texts: object, what: str, truncate: bool, most: int | None) -> list[Encoded]:
+        options: dict[str, Any] = {"limit": self.limit, "max_tokens": most, "truncate": truncate, "what": what}
+        encoded = encode(self.tokenizer, texts, images=self.images, **options)
         for text in encoded:
-            highest = max(text.ids)
+            highest = max(text.ids) if text.images is None else 0  # an image token need not be in the vocabulary
             if highest >= self.vocabulary:
                 raise InputError(
-                    f"Reading a text: its token {text.tokens[text.ids.index(highest)]!r} has the id {highest}, and "
+                    f"Reading a {what}: its token {text.tokens[text.ids.index(highest)]!r} has the id {highest}, and "
                     f"{self.name} has embeddings for only {self.vocabulary} ids. Use the model's own tokenizer."
                 )
         return encoded
@@ -219,8 +242,9 @@ class Model:
 
     def names(self, texts: list[Any]) -> list[Any]:
         """Return what stands for texts in provenance: they themselves, or a digest of each image or sound."""
+        images = self.images
         if self.modality == "text":
-            return texts
+            return [str(self.encode(each)[0].text) if images and images.holds(each) else each for each in texts]
         return [encoded.text for encoded in self.encode(texts, truncate=True, features=False)]
 
     def batches(self, encoded: list[Encoded], *, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
@@ -264,7 +288,7 @@ class Model:
         """
         with self._tapped(visit) as watch:
             output = self._forward(batch)
-        self._check_finite(batch, [watch.inputs, *watch.hidden])
+        check_finite(self.name, self.hf, batch.keep, [watch.inputs, *watch.hidden], self.dtype)
         logits = getattr(output, "logits", None)
         if logits is not None:
             logits = logits.to(watch.inputs.device)
@@ -285,21 +309,6 @@ class Model:
                 self._forward(batch)
             found = torch.autograd.grad(target(watch.hidden[-1]).sum(), list(moved.values()), materialize_grads=True)
         return dict(zip(moved, found, strict=True))
-
-    def _check_finite(self, batch: TokenBatch, vectors: list[Tensor]) -> None:
-        """Refuse a run whose embedding sum, or a block's output, is not finite at a token; padding does not count."""
-        padding = ~batch.keep.to(vectors[0].device)
-        finite = torch.stack([(tensor.isfinite().all(-1) | padding).all() for tensor in vectors]).tolist()
-        if all(finite):
-            return
-        first = finite.index(False)
-        where = "before layer 0" if first == 0 else f"after layer {first - 1}"
-        weight = broken_weight(self.hf)
-        advice = wider_dtype(self.dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
-        raise ModelError(
-            f"Running {self.name}: its hidden vectors {where} hold NaN or infinity in "
-            f"{str(self.dtype).removeprefix('torch.')}, so nothing can be read from this text. {advice}"
-        )
 
     @contextmanager
     def split(self, batch: TokenBatch, run: tuple[Trace, list[AttentionCall]] | None = None) -> Iterator[Split]:
@@ -344,12 +353,15 @@ class Model:
             arguments["token_type_ids"] = batch.segments
         if self.family.positions:  # without the mask they would mean packed sequences
             arguments["position_ids"] = (batch.keep.long().cumsum(-1) - 1).clamp(min=0)
+        if batch.images is not None:  # nothing is padded, and positions of images may have rows and columns
+            arguments.pop("position_ids", None)
+            arguments |= batch.images.to(self.device, self.hf.dtype)
         return arguments | {name: False for name in ("use_cache", "use_mems") if name in self._accepted}
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other threads off the model; where its modules, hooks or dtypes have changed, prove it anew first."""
-        with turn(self._first) as outermost:
+        with turn(self.turns_on) as outermost:
             if outermost and self.proof is not None and self.proof[0] != makeup(self.hf):
                 self._measure()
                 self.proof[1](self)

@@ -44,10 +44,11 @@ def onward(
     after: int = EMBEDDING,
     *,
     positions: Sequence[int] | None = None,
+    stack: Model | None = None,
 ) -> Onward:
     """Run a text onward with each of these vectors, all after one block; logits of tokens only at some `positions`.
 
-    It is differentiable where the vectors are.
+    It is differentiable where the vectors are. They enter the model itself, or a `stack` of it: a decoder's encoder.
     """
     differentiated = torch.is_grad_enabled() and vectors.requires_grad
     given = vectors.transpose(0, 1) if model.family.sequence_first and after != EMBEDDING else vectors
@@ -58,14 +59,14 @@ def onward(
     if narrowed:
         arguments["logits_to_keep"] = torch.tensor(positions, device=vectors.device)
     tapped = visiting(lambda call: None, model.home)
-    with model.switched(), tapped, torch.set_grad_enabled(differentiated), ExitStack() as stack:
+    with model.switched(), tapped, torch.set_grad_enabled(differentiated), ExitStack() as hooks:
         if after < 0:
-            _enter(stack, model, given, after)
+            _enter(hooks, model if stack is None else stack, given, after)
         else:
-            _replace(stack, model, given, after)
+            _replace(hooks, model, given, after)
         if after < model.n_layers - 1:
-            stack.callback(model.blocks[-1].register_forward_hook(lambda *call: _keep(last, call[2])).remove)
-        stack.callback(model.hf.base_model.register_forward_hook(lambda *call: base.append(call[2])).remove)
+            hooks.callback(model.blocks[-1].register_forward_hook(lambda *call: _keep(last, call[2])).remove)
+        hooks.callback(model.hf.base_model.register_forward_hook(lambda *call: base.append(call[2])).remove)
         output = model.hf(**arguments)
     hidden = last[-1].transpose(0, 1) if model.family.sequence_first else last[-1]
     final = getattr(base[-1], "last_hidden_state", None) if base else None

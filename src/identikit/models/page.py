@@ -4,12 +4,13 @@ from typing import TypedDict
 
 from identikit.models.table import FAMILIES
 
-_READS = ("text", "image", "sound")
+_READS = ("text", "text and image", "image", "sound")
 _COLUMNS = {
     "model": "name",
     "`model_type`": "family",
     "checkpoints": "checkpoints",
     "attention and intervals": "attention",
+    "decoder": "decoder",
     "attribution": "attribution",
     "identifiability": "identifiability",
     "inversion": "inversion",
@@ -24,9 +25,14 @@ checked on small random models against the modules' own outputs, and every model
 
 - **Attention and intervals**: effective attention, `verify`, and intervals. "some layers" means that only the layers
   with softmax attention are read; the others are named when they are asked for.
+- **Decoder**: of models of two stacks, "self and cross" means that besides the encoder, which is what is read by
+  default, the decoder's self-attention and its attention to the source are read, and its vectors and outputs attributed
+  to source and target ([how](howto/translation.md)).
 - **Attribution**: "exact" takes blocks apart and gets every Jacobian in one sweep. "forward mode" differentiates whole
-  blocks, which is as exact but takes longer.
+  blocks, which is as exact but takes longer; so decoders are attributed.
 - **Identifiability**: `token_identifiability`, for every model.
+- **Models that read text and images** are read by their text decoder. A text may be an image and a question, or a chat
+  with images ([how](images_and_sounds.md#images-inside-a-text)); all but inversion works with the images' tokens.
 - **Inversion**: `invert`, for causal models that read text and whose tokens act on later ones only through attention.
   Not Llama 4, which scales queries by their place in the batch.
 """
@@ -40,6 +46,7 @@ class FamilyEntry(TypedDict):
     checkpoints: list[str]
     reads: str
     attention: str
+    decoder: str
     attribution: str
     identifiability: bool
     inversion: bool
@@ -49,7 +56,8 @@ def listed() -> list[FamilyEntry]:
     """Return every family, in the order of what it reads and of its name."""
     rows: list[FamilyEntry] = []
     for kind, family in FAMILIES.items():
-        reads = "text" if family.features is None else family.features.modality
+        reads = "text" if family.images is None else "text and image"
+        reads = reads if family.features is None else family.features.modality
         rows.append(
             {
                 "family": kind,
@@ -57,9 +65,10 @@ def listed() -> list[FamilyEntry]:
                 "checkpoints": list(family.checkpoints),
                 "reads": reads,
                 "attention": "all layers" if family.instead is None else "some layers",
+                "decoder": "" if family.decoder is None else "self and cross",
                 "attribution": "exact" if family.splits else "forward mode",
                 "identifiability": True,
-                "inversion": reads == "text" and family.causal and family.splits and not family.by_place,
+                "inversion": family.features is None and family.causal and family.splits and not family.by_place,
             }
         )
     return sorted(rows, key=lambda row: (_READS.index(row["reads"]), row["name"].lower(), row["family"]))
@@ -70,6 +79,8 @@ def in_short(row: FamilyEntry) -> tuple[str, str, str, str]:
     works = row["attribution"]
     if row["inversion"]:
         works += ", inversion"
+    if row["decoder"]:
+        works += ", decoder"
     if row["attention"] == "some layers":
         works += ", attention in some layers"
     return row["family"], row["name"], next(iter(row["checkpoints"]), ""), works

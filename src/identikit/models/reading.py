@@ -1,6 +1,6 @@
 """Read texts through a model: batches and their texts, what each query sees, and what a replaced output changes."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,11 +9,11 @@ import torch
 
 from identikit.errors import InputError, ModelError
 from identikit.maths.visible import Visible, visible_from_mask, visible_window
-from identikit.models.load.check import TOLERANCE
+from identikit.models.load.check import TOLERANCE, prove_with_images
 from identikit.models.model import Model, Split, Trace
 from identikit.models.taps.tap import AttentionCall, RowMask, Visitor
 from identikit.shapes import Tensor
-from identikit.texts.text import Text, TokenBatch, collate, text_alone
+from identikit.texts.text import SOURCE, Encoded, ReadText, TokenBatch, collate, keys_of, text_alone
 
 
 class Change(NamedTuple):
@@ -65,7 +65,7 @@ def visible_keys(call: AttentionCall) -> Visible | None:
         return visible_from_mask(call.mask[0], n)
     if call.mask.plain_causal:
         return visible_window(torch.ones(n, dtype=torch.bool, device=device), after=0)
-    places = torch.arange(n, device=device)
+    places = torch.arange(call.key.shape[2], device=device)
     starts = []
     stops = []
     for rows in call.row_chunks():
@@ -79,7 +79,7 @@ def visible_keys(call: AttentionCall) -> Visible | None:
             )
         starts.append(start)
         stops.append(stop)
-    return Visible(n, places, torch.cat(starts), torch.cat(stops))
+    return Visible(len(places), places, torch.cat(starts), torch.cat(stops))
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class Reading:
 
     model: Model
     batch: TokenBatch
-    text: Text
+    text: ReadText
     calls: Mapping[int, AttentionCall]
     visible: Mapping[int, Visible | None]
     trace: Trace | None
@@ -106,10 +106,25 @@ class Reading:
         return self.batch.tokens[0]
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """The tokens that its tokens see: these themselves, or those of the source."""
+        return keys_of(self.batch, self.model.side).tokens[0]
+
+    @property
     def about(self) -> dict[str, Any]:
         """What every Result of a text keeps of it."""
-        words = [list(span) for span in self.batch.words[0]]
-        return {"tokens": list(self.tokens), "special": self.batch.special[0].tolist(), "words": words}
+        facts = facts_of(self.batch)
+        seen = keys_of(self.batch, self.model.side)
+        if seen is not self.batch:
+            facts[SOURCE] = facts_of(seen)
+        return facts
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one; in some causal models the tokens of an image see one another."""
+        if self.batch.images is None or self.model.images is None:
+            return self.model.causal
+        return self.model.causal and not self.model.images.kind.bidirectional
 
     @contextmanager
     def split(self) -> Iterator[Split]:
@@ -129,11 +144,35 @@ class Reading:
         return Change(hidden, _largest_change(before.logits, after.logits))
 
 
+def facts_of(batch: TokenBatch) -> dict[str, Any]:
+    """Return what a Result keeps of a batch of one text."""
+    words = [list(span) for span in batch.words[0]]
+    facts = {"tokens": list(batch.tokens[0]), "special": batch.special[0].tolist(), "words": words}
+    return facts if batch.images is None else facts | {"images": list(batch.images.about)}
+
+
+def joined_facts(texts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Return the tokens and words of texts that stand one after another."""
+    about: dict[str, list[Any]] = {"tokens": [], "special": [], "words": []}
+    for facts in texts:
+        start = len(about["tokens"])
+        about["tokens"] += facts["tokens"]
+        about["special"] += facts["special"]
+        about["words"] += [[first + start, last + start] for first, last in facts["words"]]
+    return about
+
+
+def read_again(reading: Reading, model: Model, batch: TokenBatch) -> Reading:
+    """Read a batch of the text with another model over the same weights, all of its layers."""
+    trace, calls, visible = _captured(model, batch, model.attention_layers)
+    return Reading(model, batch, reading.text, calls[0], visible[0], trace, reading.may_be_cut)
+
+
 def readings(
     model: Model, text: object, *, layers: Collection[int], truncate: bool = False, max_tokens: int | None = None
 ) -> list[Reading]:
     """Run texts (or images, or sounds) through the model, each once, and keep some layers' attention; in order."""
-    encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
+    encoded = _encoded(model, text, truncate=truncate, max_tokens=max_tokens)
     by_index: dict[int, Reading] = {}
     for batch in model.batches(encoded):
         trace, calls, visible = _captured(model, batch, layers)
@@ -146,8 +185,18 @@ def readings(
 
 def unread(model: Model, text: object, *, truncate: bool = False, max_tokens: int | None = None) -> list[Reading]:
     """Return each text (or image, or sound) in a batch of its own, which needs no padding, before the model has run."""
-    encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
+    encoded = _encoded(model, text, truncate=truncate, max_tokens=max_tokens)
     return [Reading(model, collate([each], pad_id=model.pad_id), each.text, {}, {}, None, truncate) for each in encoded]
+
+
+def _encoded(model: Model, text: object, **options: Any) -> list[Encoded]:
+    """Return texts as tokens; the first with images in it proves that the model is read correctly with them, too."""
+    encoded = model.encode(text, **options)
+    pictured = next((each for each in encoded if each.images is not None), None)
+    if pictured is not None and (model.proof is None or model.proof_with_images is not model.proof):
+        prove_with_images(model, collate([pictured], pad_id=model.pad_id))
+        model.proof_with_images = model.proof
+    return encoded
 
 
 def _captured(
@@ -161,8 +210,10 @@ def _captured(
     def visit(call: AttentionCall) -> None:
         if call.layer not in layers:
             return
+        keys = keys_of(batch, model.side)
         for row in range(len(batch)):
-            alone = call.of_text(row, batch.rows(row).to(call.query.device))
+            positions = [tokens.rows(row).to(call.query.device) for tokens in (batch, keys)]
+            alone = call.of_text(row, *positions)
             key = (id(call.mask), row)
             if key not in seen:
                 seen[key] = (call.mask, visible_keys(alone))  # the mask is kept alive so that its id stays its own

@@ -27,7 +27,7 @@ def forgetting(model: Model, depths: Sequence[int], *, seed: int) -> Iterator[Mo
     with model.alone():
         forgetful = copy(model)
         forgetful.hf = deepcopy(model.hf)
-    forgetful._first = families.find_all(forgetful.hf.base_model, model.family.blocks)[0]
+    forgetful.turns_on = families.find_all(forgetful.hf.base_model, model.family.blocks)[0]
     with forgetful.alone():
         forgetful._measure()  # its blocks are the copy's own from here on
     layer = model.n_layers

@@ -8,7 +8,7 @@ model is read, nobody else may run it.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,11 +23,13 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from identikit.errors import InputError, ModelError
-from identikit.models.load.fingerprint import ON_EVERY_MODULE, changes, only_watches
+from identikit.models.load.fingerprint import ON_EVERY_MODULE, captures, changes, only_watches
 from identikit.models.machine import products
 from identikit.models.taps.tap import put, restored
 
 Makeup = tuple[object, ...]
+_CAPTURING = "_output_capturing_hooks_installed"  # where transformers notes that its hooks are on a model
+_KEPT = "rope_deltas"  # what a model keeps of the last image that it read, for the next run
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -132,6 +134,8 @@ def as_written(model: PreTrainedModel) -> Iterator[None]:
     Hooks that change no number, those on gradients and those that only watch, are left out meanwhile.
     """
     with ExitStack() as stack:
+        before = [(module, _CAPTURING in vars(module), set(module._forward_hooks)) for module in model.modules()]
+        stack.callback(_uninstall, before)
         for module in model.modules():
             written = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
             if written is not None:  # compiled code may leave out hooks and the tap
@@ -139,6 +143,8 @@ def as_written(model: PreTrainedModel) -> Iterator[None]:
             if module._compiled_call_impl is not None:
                 put(stack, module, "_compiled_call_impl", None)
             put(stack, module, "training", False)
+            if _KEPT in vars(module):
+                put(stack, module, _KEPT, None)
             for name in ("_backward_hooks", "_backward_pre_hooks"):
                 if getattr(module, name):  # derivatives cannot have them
                     put(stack, module, name, OrderedDict())
@@ -155,6 +161,18 @@ def as_written(model: PreTrainedModel) -> Iterator[None]:
         stack.enter_context(restored(model, "_experts_implementation_internal"))
         model.set_experts_implementation("eager")  # fused products have no derivative forward, and none in float64
         yield
+
+
+def _uninstall(before: Iterable[tuple[nn.Module, bool, set[int]]]) -> None:
+    """Take the hooks away with which transformers captures hidden vectors, where a run has put them on these modules.
+
+    Of each module it is known whether it said that it has them, and which hooks were on it.
+    """
+    for module, said, kept in before:
+        if not said:
+            vars(module).pop(_CAPTURING, None)
+        for key in [key for key, hook in module._forward_hooks.items() if captures(hook) and key not in kept]:
+            del module._forward_hooks[key]
 
 
 def makeup(model: nn.Module) -> Makeup:

@@ -15,7 +15,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from identikit.models.taps import own
 from identikit.models.taps.tap import switched
 from identikit.shapes import Tensor
+from identikit.texts import layouts
 from identikit.texts.features import Images, Sounds
+from identikit.texts.pictures import ImagesInText
 
 Limit = Callable[[PreTrainedConfig], int | None]
 Refusal = Callable[[PreTrainedConfig], str | None]
@@ -31,6 +33,22 @@ def table_size(config: PreTrainedConfig) -> int:
 def nothing(config: PreTrainedConfig) -> None:
     """Return None: there is no limit, or no reason to refuse."""
     return
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The decoder of an architecture of two stacks, as `Family` has it.
+
+    - `blocks`: its blocks, each of which attends to the target, and then to the source
+    - `own`, `cross`: the output projection and the value layer of each of the two
+    - `embedding`, `limit`: as in `Family`
+    """
+
+    blocks: str
+    own: tuple[str, str]
+    cross: tuple[str, str]
+    embedding: str | None = None
+    limit: Limit = table_size
 
 
 @dataclass(frozen=True)
@@ -52,8 +70,10 @@ class Family:
     - `tap`: switches the tap in, and the model's own attention back at the end
     - `watch_output`: observes what a bare output projection makes; None: `output` is a module and can be watched
     - `stack`: the part that is read, from the base model, such as the encoder of two stacks; None: the whole model
-    - `model_class`: the transformers class to load; None: the one that the checkpoint names
+    - `decoder`: the other stack, which attends to the first; None: there is none
+    - `reads`: where blocks attend twice, which of the two is read; None: they attend once
     - `features`: how it reads images or sounds; None: it reads texts
+    - `images`: how it reads images inside a text; None: it reads none there
     - `refusal`: why a model with this configuration cannot be read; None: it can
     - `name`, `checkpoints`: what people call it, and hub ids that people know
     """
@@ -73,8 +93,10 @@ class Family:
     tap: Callable[[PreTrainedModel], AbstractContextManager[None]] = switched
     watch_output: Watcher | None = None
     stack: str | None = None
-    model_class: str | None = None
+    decoder: Decoder | None = None
+    reads: int | None = None
     features: Images | Sounds | None = None
+    images: ImagesInText | None = None
     refusal: Refusal = nothing
     name: str = ""
     checkpoints: tuple[str, ...] = ()
@@ -96,6 +118,10 @@ def _own_keys(config: PreTrainedConfig) -> str | None:
 
 def _source_positions(config: PreTrainedConfig) -> int:
     return config.max_source_positions
+
+
+def _target_positions(config: PreTrainedConfig) -> int:
+    return config.max_target_positions
 
 
 def _spectrogram(config: PreTrainedConfig) -> tuple[int, int, int]:
@@ -125,11 +151,36 @@ _BERT = Family("encoder.layer.*", "attention.output.dense", "attention.self.valu
 _ROBERTA = replace(_BERT, limit=_after_padding)
 _LLAMA = Family("layers.*", "self_attn.o_proj", "self_attn.v_proj", positions=True, causal=True)
 _INSIDE = replace(_LLAMA, blocks="language_model.layers.*")  # the text model of a model that also reads images
+_PICTURED = replace(_INSIDE, tap=own.inside)  # whose tap leaves the part that reads the images alone
+_QWEN_VL = replace(_PICTURED, images=layouts.QWEN)
+_IDEFICS3 = replace(_PICTURED, blocks="text_model.layers.*", images=layouts.IDEFICS3)
 _GPT2 = Family("h.*", "attn.c_proj", "attn.c_attn", positions=True, causal=True)
 _HYBRID = replace(_LLAMA, instead="linear_attn", splits=False, tap=own.gated)
 _MAMBA = replace(_LLAMA, instead="mamba", splits=False)
-_T5 = Family("block.*", "layer.0.SelfAttention.o", "layer.0.SelfAttention.v", limit=nothing, stack="encoder")
-_BART = Family("layers.*", "self_attn.out_proj", "self_attn.v_proj", embedding="layernorm_embedding", stack="encoder")
+_T5 = Family(
+    "block.*",
+    "layer.0.SelfAttention.o",
+    "layer.0.SelfAttention.v",
+    limit=nothing,
+    stack="encoder",
+    decoder=Decoder(
+        "decoder.block.*",
+        own=("layer.0.SelfAttention.o", "layer.0.SelfAttention.v"),
+        cross=("layer.1.EncDecAttention.o", "layer.1.EncDecAttention.v"),
+        limit=nothing,
+    ),
+)
+_DECODER = Decoder(
+    "decoder.layers.*",
+    own=("self_attn.out_proj", "self_attn.v_proj"),
+    cross=("encoder_attn.out_proj", "encoder_attn.v_proj"),
+)
+_MARIAN = Family("layers.*", *_DECODER.own, stack="encoder", decoder=_DECODER)
+_BART = replace(
+    _MARIAN,
+    embedding="layernorm_embedding",
+    decoder=replace(_DECODER, embedding="decoder.layernorm_embedding"),
+)
 _VIT = Family("layers.*", "attention.o_proj", "attention.v_proj", limit=nothing, features=Images())
 _DINO = replace(
     _VIT,
@@ -151,7 +202,7 @@ FAMILIES: dict[str, Family] = {
     ).called("ALBERT", "albert/albert-base-v2"),
     "apertus": _LLAMA.called("Apertus", "swiss-ai/Apertus-8B-Instruct-2509"),
     "arcee": _LLAMA.called("Arcee", "arcee-ai/AFM-4.5B"),
-    "bart": _BART.called("BART (encoder)", "facebook/bart-base", "facebook/bart-large-cnn"),
+    "bart": _BART.called("BART", "facebook/bart-base", "facebook/bart-large-cnn"),
     "bert": _BERT.called("BERT", "google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2"),
     "biogpt": replace(_LLAMA, output="self_attn.out_proj").called("BioGPT", "microsoft/biogpt"),
     "camembert": _ROBERTA.called("CamemBERT", "almanach/camembert-base"),
@@ -177,7 +228,7 @@ FAMILIES: dict[str, Family] = {
     "falcon_h1": replace(_LLAMA, splits=False).called("Falcon-H1", "tiiuae/Falcon-H1-0.5B-Base"),
     "gemma": _LLAMA.called("Gemma", "google/gemma-2b", "google/gemma-7b"),
     "gemma2": _LLAMA.called("Gemma 2", "google/gemma-2-2b", "google/gemma-2-9b-it"),
-    "gemma3": _INSIDE.called("Gemma 3, multimodal (its text model)", "google/gemma-3-4b-it"),
+    "gemma3": replace(_PICTURED, images=layouts.GEMMA3).called("Gemma 3, multimodal", "google/gemma-3-4b-it"),
     "gemma3_text": _LLAMA.called("Gemma 3, text", "google/gemma-3-270m", "google/gemma-3-1b-it"),
     "glm": _LLAMA.called("GLM-4 (2024)", "zai-org/glm-4-9b-chat-hf"),
     "glm4": _LLAMA.called("GLM-4 (2025)", "zai-org/GLM-4-9B-0414"),
@@ -197,6 +248,8 @@ FAMILIES: dict[str, Family] = {
     "granitemoeshared": _LLAMA.called("Granite MoE, shared expert", "ibm-research/moe-7b-1b-active-shared-experts"),
     "helium": _LLAMA.called("Helium", "kyutai/helium-1-preview-2b"),
     "hunyuan_v1_dense": _LLAMA.called("Hunyuan", "tencent/Hunyuan-7B-Instruct"),
+    "idefics3": _IDEFICS3.called("Idefics3", "HuggingFaceM4/Idefics3-8B-Llama3"),
+    "internvl": replace(_PICTURED, images=layouts.INTERNVL).called("InternVL 3", "OpenGVLab/InternVL3-1B-hf"),
     "jamba": replace(_MAMBA, positions=False, limit=nothing).called("Jamba", "ai21labs/Jamba-v0.1"),
     "lfm2": replace(_MAMBA, output="self_attn.out_proj", instead="conv").called(
         "LFM2", "LiquidAI/LFM2-350M", "LiquidAI/LFM2-1.2B"
@@ -209,10 +262,10 @@ FAMILIES: dict[str, Family] = {
         "Llama 4 (its text model)", "meta-llama/Llama-4-Scout-17B-16E"
     ),
     "llama4_text": replace(_LLAMA, blocks="model.layers.*", positions=False, by_place=True).called("Llama 4, text"),
-    "llava": _INSIDE.called("LLaVA (its text model)", "llava-hf/llava-1.5-7b-hf"),
-    "m2m_100": replace(_BART, embedding=None).called("NLLB, M2M100 (encoder)", "facebook/nllb-200-distilled-600M"),
-    "marian": replace(_BART, embedding=None).called("Marian (encoder)", "Helsinki-NLP/opus-mt-en-de"),
-    "mbart": _BART.called("mBART (encoder)", "facebook/mbart-large-50-many-to-many-mmt"),
+    "llava": replace(_PICTURED, images=layouts.LLAVA).called("LLaVA", "llava-hf/llava-1.5-7b-hf"),
+    "m2m_100": _MARIAN.called("NLLB, M2M100", "facebook/nllb-200-distilled-600M"),
+    "marian": _MARIAN.called("Marian", "Helsinki-NLP/opus-mt-en-de"),
+    "mbart": _BART.called("mBART", "facebook/mbart-large-50-many-to-many-mmt"),
     "minimax_m2": _LLAMA.called("MiniMax-M2", "MiniMaxAI/MiniMax-M2"),
     "ministral": _LLAMA.called("Ministral", "mistralai/Ministral-8B-Instruct-2410"),
     "ministral3": _LLAMA.called("Ministral 3, text"),
@@ -224,7 +277,7 @@ FAMILIES: dict[str, Family] = {
     "modernbert": Family("layers.*", "attn.Wo", "attn.Wqkv", embedding="embeddings.norm").called(
         "ModernBERT", "answerdotai/ModernBERT-base"
     ),
-    "mt5": replace(_T5, model_class="MT5EncoderModel").called("mT5 (encoder)", "google/mt5-small"),
+    "mt5": _T5.called("mT5", "google/mt5-small"),
     "nemotron": _LLAMA.called("Minitron (Nemotron-4)", "nvidia/Minitron-8B-Base"),
     "nomic_bert": Family("layers.*", "self_attn.o_proj", "self_attn.v_proj", embedding="embeddings.LayerNorm").called(
         "NomicBERT", "nomic-ai/nomic-embed-text-v1.5"
@@ -236,16 +289,16 @@ FAMILIES: dict[str, Family] = {
     "opt": replace(_LLAMA, blocks="decoder.layers.*", output="self_attn.out_proj").called(
         "OPT", "facebook/opt-125m", "facebook/opt-1.3b"
     ),
-    "pegasus": replace(_BART, embedding=None).called("Pegasus (encoder)", "google/pegasus-xsum"),
+    "pegasus": _MARIAN.called("Pegasus", "google/pegasus-xsum"),
     "phi": replace(_LLAMA, output="self_attn.dense").called("Phi-1, Phi-2", "microsoft/phi-1_5", "microsoft/phi-2"),
     "phi3": replace(_LLAMA, value="self_attn.qkv_proj").called(
         "Phi-3, Phi-4", "microsoft/Phi-3-mini-4k-instruct", "microsoft/phi-4"
     ),
     "phimoe": _LLAMA.called("Phi-3.5 MoE", "microsoft/Phi-3.5-MoE-instruct"),
     "qwen2": _LLAMA.called("Qwen 2, Qwen 2.5", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B-Instruct"),
-    "qwen2_5_vl": _INSIDE.called("Qwen 2.5 VL (its text model)", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    "qwen2_5_vl": _QWEN_VL.called("Qwen 2.5 VL", "Qwen/Qwen2.5-VL-7B-Instruct"),
     "qwen2_moe": _LLAMA.called("Qwen 1.5 MoE, Qwen 2 MoE", "Qwen/Qwen1.5-MoE-A2.7B"),
-    "qwen2_vl": _INSIDE.called("Qwen 2 VL (its text model)", "Qwen/Qwen2-VL-7B-Instruct"),
+    "qwen2_vl": _QWEN_VL.called("Qwen 2 VL", "Qwen/Qwen2-VL-7B-Instruct"),
     "qwen3": _LLAMA.called("Qwen 3", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"),
     "qwen3_5": replace(_HYBRID, blocks=_INSIDE.blocks).called("Qwen 3.5 (its text model)", "Qwen/Qwen3.5-27B"),
     "qwen3_5_moe": replace(_HYBRID, blocks=_INSIDE.blocks).called(
@@ -255,17 +308,16 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_text": _HYBRID.called("Qwen 3.5, text"),
     "qwen3_moe": _LLAMA.called("Qwen 3 MoE", "Qwen/Qwen3-30B-A3B"),
     "qwen3_next": _HYBRID.called("Qwen3-Next", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
-    "qwen3_vl": _INSIDE.called("Qwen 3 VL (its text model)", "Qwen/Qwen3-VL-4B-Instruct"),
+    "qwen3_vl": _QWEN_VL.called("Qwen 3 VL", "Qwen/Qwen3-VL-4B-Instruct"),
     "roberta": _ROBERTA.called("RoBERTa", "FacebookAI/roberta-base", "cardiffnlp/twitter-roberta-base"),
     "roberta-prelayernorm": _ROBERTA.called("RoBERTa-PreLN", "andreasmadsen/efficient_mlm_m0.40"),
     "seed_oss": _LLAMA.called("Seed-OSS", "ByteDance-Seed/Seed-OSS-36B-Instruct"),
+    "smolvlm": _IDEFICS3.called("SmolVLM", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"),
     "smollm3": _LLAMA.called("SmolLM3", "HuggingFaceTB/SmolLM3-3B"),
     "stablelm": _LLAMA.called("StableLM", "stabilityai/stablelm-2-1_6b", "stabilityai/stablelm-3b-4e1t"),
     "starcoder2": _LLAMA.called("StarCoder2", "bigcode/starcoder2-3b"),
-    "t5": replace(_T5, model_class="T5EncoderModel").called(
-        "T5, Flan-T5 (encoder)", "google-t5/t5-small", "google/flan-t5-base"
-    ),
-    "umt5": replace(_T5, model_class="UMT5EncoderModel").called("uMT5 (encoder)", "google/umt5-small"),
+    "t5": _T5.called("T5, Flan-T5", "google-t5/t5-small", "google/flan-t5-base"),
+    "umt5": _T5.called("uMT5", "google/umt5-small"),
     "vaultgemma": _LLAMA.called("VaultGemma", "google/vaultgemma-1b"),
     "vit": _VIT.called("ViT", "google/vit-base-patch16-224"),
     "xlm-roberta": _ROBERTA.called("XLM-RoBERTa", "FacebookAI/xlm-roberta-base", "BAAI/bge-m3"),
@@ -343,5 +395,6 @@ FAMILIES: dict[str, Family] = {
         limit=_source_positions,
         features=Sounds(_spectrogram, _mel_bins),
         stack="encoder",
-    ).called("Whisper (encoder)", "openai/whisper-tiny", "openai/whisper-large-v3"),
+        decoder=replace(_DECODER, limit=_target_positions),
+    ).called("Whisper", "openai/whisper-tiny", "openai/whisper-large-v3"),
 }

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from identikit.models.onward import EMBEDDING, FIRST_BLOCK, onward
 from identikit.models.reading import Reading, unread
 from identikit.shapes import Float, Tensor
 from identikit.texts.encoding import tokenized
-from identikit.texts.text import is_several
+from identikit.texts.text import Translation, is_several
 
 PREDICTION = "prediction"
 SIMILARITY = "similarity"
@@ -62,18 +62,27 @@ class Target:
         """Return the last hidden vectors of the text itself."""
         return torch.cat([_trace(part).hidden[-1][0] for part in self.parts])
 
-    def inputs(self, after: int = EMBEDDING) -> Float[Tensor, "n d_x"]:
-        """Return the input vectors of the text itself: the embedding sums, or what enters the first block."""
-        traces = [_trace(part) for part in self.parts]
-        if after == FIRST_BLOCK and self.parts[0].model.family.embedding is not None:
+    def inputs(self, after: int = EMBEDDING, stack: Model | None = None) -> Float[Tensor, "n d_x"]:
+        """Return the input vectors of the text itself: the embedding sums, or what enters the first block.
+
+        With an encoder as the `stack`, they are those of the source.
+        """
+        model = self.parts[0].model
+        if stack is None or stack is model:
+            traces = [_trace(part) for part in self.parts]
+        else:
+            traces = [stack.trace(part.batch.source) for part in self.parts if part.batch.source is not None]
+        if after == FIRST_BLOCK and (stack or model).family.embedding is not None:
             return torch.cat([trace.blocks[0].hidden[0] for trace in traces])
         return torch.cat([trace.inputs[0] for trace in traces])
 
-    def of_inputs(self, vectors: Float[Tensor, "batch n d_x"], after: int = EMBEDDING) -> Float[Tensor, "batch"]:
+    def of_inputs(
+        self, vectors: Float[Tensor, "batch n d_x"], after: int = EMBEDDING, stack: Model | None = None
+    ) -> Float[Tensor, "batch"]:
         """Return the number for other input vectors (see `inputs`), run through the whole model; differentiable."""
-        lengths = [len(part.tokens) for part in self.parts]
+        lengths = [len(part.tokens) for part in self.parts] if len(self.parts) > 1 else [vectors.shape[1]]
         hidden = [
-            onward(part.model, part.batch, some, after).hidden
+            onward(part.model, part.batch, some, after, stack=stack).hidden
             for part, some in zip(self.parts, vectors.split(lengths, 1), strict=True)
         ]
         return self.number(torch.cat(hidden, 1))
@@ -153,7 +162,7 @@ def _logit(reading: Reading, target: Any) -> Target:
             "Python a function."
         )
     label = f"token {model.tokenizer.decode([index])!r}" if spells else f"class {_labels(model).get(index, index)}"
-    is_next = spells and model.causal and place == logits.shape[1] - 1
+    is_next = spells and _continues(model) and place == logits.shape[1] - 1
     where = "" if place is None or is_next else f" at position {place}"
 
     def scores(states: Tensor) -> Float[Tensor, "batch choice"]:
@@ -171,6 +180,11 @@ def _logit(reading: Reading, target: Any) -> Target:
     )
 
 
+def _continues(model: Model) -> bool:
+    """Whether a model predicts the next token at each: one that is causal, or a decoder that looks at its source."""
+    return model.causal or model.side is not None
+
+
 def _divided(reading: Reading, target: Any, spells: bool) -> tuple[Any, int]:
     """Divide a target into what it names and the position whose logits it is of."""
     model = reading.model
@@ -181,7 +195,7 @@ def _divided(reading: Reading, target: Any, spells: bool) -> tuple[Any, int]:
             if int(position) >= n:
                 raise InputError(f"target={shortened(target)} is at position {position}, and the text has {n} tokens.")
             return name or PREDICTION, int(position)
-    if spells and model.causal:
+    if spells and _continues(model):
         return target, n - 1
     mask = getattr(model.tokenizer, "mask_token_id", None)
     assert reading.batch.ids is not None or not spells
@@ -263,10 +277,17 @@ def _of_function(reading: Reading, function: Callable[[Tensor | None, Tensor], A
     return torch.stack(values)
 
 
+def _is_pair(text: object) -> TypeGuard[tuple[str, str]]:
+    """Whether a text is two strings that one model reads together."""
+    if not isinstance(text, tuple) or isinstance(text, Translation):
+        return False
+    return len(text) == 2 and all(isinstance(half, str) for half in text)
+
+
 def _similarity(reading: Reading) -> Target:
     """Return the cosine of the halves of a pair, each read by itself and averaged over all of its tokens."""
     pair = reading.text
-    if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(half, str) for half in pair):
+    if not _is_pair(pair):
         raise InputError("target='similarity' is of a pair of texts: pass a tuple of two strings.")
     model = reading.model
     parts = tuple(run_once(part) for part in unread(model, list(pair), truncate=reading.may_be_cut))

@@ -17,9 +17,10 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from identikit.checks import shortened
 from identikit.errors import InputError, ModelError
-from identikit.models.families import FAMILIES, family_of
-from identikit.models.load.checkpoint import Checkpoint
+from identikit.models.families import FAMILIES, family_of, has_decoder
+from identikit.models.load.checkpoint import Checkpoint, read_object
 from identikit.texts.encoding import tokenized
+from identikit.texts.pictures import ImageReader, PictureSource
 
 TOWERS = ("text", "vision")
 
@@ -68,11 +69,40 @@ def _reader_kind(model: PreTrainedModel) -> ReaderKind:
     return _READERS["text" if features is None else features.modality]
 
 
-def load_reader(checkpoint: Checkpoint, model: PreTrainedModel) -> Any:
+class Readers(NamedTuple):
+    """What reads for a model: `texts` (or images, or sounds); None where there is none:
+
+    - `targets`: the tokenizer of a decoder's texts, where its encoder reads something else
+    - `images`: what reads images inside texts
+    """
+
+    texts: Any
+    targets: Any
+    images: PictureSource | None
+
+
+def stored_readers(checkpoint: Checkpoint, model: PreTrainedModel) -> Readers:
+    """Return what a checkpoint brings to read for a model."""
+    reader = _stored_reader(checkpoint, model)
+    targets = None
+    if _writes(model) and checkpoint.file("tokenizer_config.json") is not None:
+        targets = AutoTokenizer.from_pretrained(checkpoint.place, **checkpoint.options)
+    return Readers(reader, targets, _picture_source(model, reader, checkpoint))
+
+
+def given_readers(model: PreTrainedModel, given: Any) -> Readers:
+    """Return what reads for a model in memory, out of a tokenizer, or of a processor of several."""
+    reader = _fitting_reader(model, given)
+    several = _writes(model) and isinstance(given, ProcessorMixin)
+    targets = getattr(given, "tokenizer", None) if several else None
+    return Readers(reader, targets, _picture_source(model, reader, given))
+
+
+def _stored_reader(checkpoint: Checkpoint, model: PreTrainedModel) -> Any:
     """Return the tokenizer, image processor or feature extractor that a checkpoint brings for a model."""
     kind = _reader_kind(model)
     try:
-        return kind.auto.from_pretrained(checkpoint.source, **checkpoint.options)
+        return kind.auto.from_pretrained(checkpoint.place, **checkpoint.options)
     except ImportError as error:  # its first sentence names what is missing
         reason = " ".join(str(error).split()).partition(". ")[0]
         raise ModelError(
@@ -87,7 +117,12 @@ def load_reader(checkpoint: Checkpoint, model: PreTrainedModel) -> Any:
         ) from None
 
 
-def fitting_reader(model: PreTrainedModel, reader: Any) -> Any:
+def _writes(model: PreTrainedModel) -> bool:
+    family = family_of(model)
+    return family.features is not None and has_decoder(family, model)
+
+
+def _fitting_reader(model: PreTrainedModel, reader: Any) -> Any:
     """Return the tokenizer, image processor or feature extractor of a model in memory, out of a processor of several.
 
     One of another kind is refused; a class of the user's own is taken if it has what is asked of it.
@@ -106,6 +141,36 @@ def fitting_reader(model: PreTrainedModel, reader: Any) -> Any:
             f"is not one. Use load(model, {attribute})."
         )
     return reader
+
+
+def _picture_source(model: PreTrainedModel, tokenizer: Any, origin: Any) -> PictureSource | None:
+    """Return what reads images in the texts of a model; None: it reads none.
+
+    `origin` is the checkpoint, or the processor of several that came with a model in memory. Where it brings no image
+    processor that can be read, texts without images still can.
+    """
+    kind = family_of(model).images
+    if kind is None:
+        return None
+    reader = ImageReader()
+    if isinstance(origin, Checkpoint):
+        reader = _stored(origin)
+    elif isinstance(origin, ProcessorMixin):
+        reader = ImageReader(getattr(origin, "image_processor", None), getattr(origin, "chat_template", None))
+    return PictureSource(kind, model.config, tokenizer, reader)
+
+
+def _stored(checkpoint: Checkpoint) -> ImageReader:
+    template = None
+    file = checkpoint.file("chat_template.json")  # where processors had it before there were chat_template.jinja
+    if file is not None:
+        template = read_object(file, checkpoint.source).get("chat_template")
+    try:
+        processor = AutoImageProcessor.from_pretrained(checkpoint.source, **checkpoint.options)
+    except Exception as error:  # transformers raises what it likes on a damaged file, and on one that is not there
+        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        return ImageReader(None, template, f"its image processor cannot be read ({shortened(reason)})")
+    return ImageReader(processor, template)
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocabulary: int, name: str) -> None:

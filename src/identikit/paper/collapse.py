@@ -360,7 +360,7 @@ def _error(computed: Tensor, expected: Tensor) -> float:
 
 
 def _time_ratio(collapsed: Callable[[], Tensor], factored: Callable[[], Tensor]) -> float:
-    """The shortest time of the one over that of the other, both taken in turn after a round that does not count."""
+    """The shortest time of the one over that of the other, timed alternately after a warm-up round."""
     shortest = [float("inf"), float("inf")]
     for round_ in range(ROUNDS + 1):
         for which, task in enumerate((collapsed, factored)):

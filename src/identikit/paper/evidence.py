@@ -36,7 +36,7 @@ class Subject:
         return [one for one in range(1, n + 1) if one in ends or ((one - 1) / n >= start and one / n <= end)]
 
     def stand_in(self, *papers: int) -> str:
-        """A clause on which layers stand for those that the paper names; nothing where they are the same."""
+        """A clause that says which layers stand for the paper's; empty where they are the same."""
         other = {paper: self.named_layers[paper] for paper in papers if self.named_layers[paper] != paper}
         if not other:
             return ""

@@ -1,8 +1,8 @@
 """What figures and claims share: each input is computed once for a model and a dataset, and kept.
 
-An input gathers plain numbers into its own folder, part by part, so that a stopped run resumes where it was; `tables`
-makes them into the tables that `Evidence` holds. Gathering needs no pandas, so it runs on a bare GPU machine. The
-library counts layers and heads from 0, the paper from 1: `from_one` is the one place that turns one into the other.
+An input gathers plain numbers into its own folder, part by part, so that a stopped run resumes where it left off;
+`tables` makes them into the tables that `Evidence` holds. Gathering needs no pandas, so it runs on a bare GPU machine.
+The library counts layers and heads from 0, the paper from 1: `from_one` is the one place that turns one into the other.
 """
 
 import json

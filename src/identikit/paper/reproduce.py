@@ -46,7 +46,7 @@ class Plan:
 
     - `names`: figures ("fig1a"), claims, "claims" for all of those, or "all"
     - `data`: datasets and files, by default the embedded texts
-    - `first`: use only so many texts, with less work on each; `finetuned`: folders of fine-tuned models, by task
+    - `first`: use only the first N texts, with less work on each; `finetuned`: folders of fine-tuned models, by task
     - `precision`: that of products on a GPU; `seed`: the random seed for folds and directions
     """
 
@@ -94,7 +94,7 @@ class Plan:
         return [claim for name, claim in CLAIMS.items() if every or name in self.names]
 
     def data_of(self, entry: Figure | Claim) -> str | None:
-        """Return the data that a figure is drawn from or a claim judged on; None where none of those given will do."""
+        """Return the data that a figure is drawn from or a claim judged on; None if none of those given will do."""
         if not entry.data:
             return EXAMPLES
         if source(entry.data) in self.datasets:
@@ -148,7 +148,7 @@ def reproduce(
 
 
 class _UnavailableError(Exception):
-    """A figure, a claim or a table cannot be had; the message says why."""
+    """A figure, a claim or a table is not available; the message says why."""
 
 
 class _Run:
@@ -255,7 +255,7 @@ class _Run:
         return data
 
     def source(self, data: str, name: str) -> Work:
-        """Return the work that a table comes from, if it can be had."""
+        """Return the work that a table comes from, or raise `_UnavailableError`."""
         work = self.tuned_work(data) if name == "finetuned" else self.work(data)
         if work is None:
             folder = f"{data}=DIR" if data in TASKS else "DIR"
@@ -283,7 +283,7 @@ class _Run:
         return made[name]
 
     def evidence(self, data: str, needs: Sequence[str]) -> Evidence:
-        """Return the evidence of a dataset with the tables needed; what cannot be had is found before computing."""
+        """Return the evidence of a dataset with its tables; missing ones are reported before computing starts."""
         from pandas import DataFrame
 
         work = self.work(data)
@@ -309,7 +309,7 @@ class _Run:
         return Picture(figure.name, figure.caption, png, svg, drawing.label)
 
     def judged(self, claim: Claim) -> JudgedClaim:
-        """Judge a claim, under each norm that can be had where it depends on one."""
+        """Judge a claim; one that depends on a norm is judged under each available norm."""
         data = self.data_of(claim)
         if self.plan.first is not None and claim.texts == WHOLE:
             raise _UnavailableError("needs the whole dataset: leave out --first")

@@ -39,7 +39,7 @@ def source(data: str) -> str:
 def paper_texts(
     data: str, *, data_dir: str | None = None, columns: Sequence[str] | None = None, first: int | None = None
 ) -> list[Text]:
-    """Return the texts that the figures take from a dataset, or the `first` so many of them."""
+    """Return the texts that the figures take from a dataset, or only the first `first` of them."""
     if data == SAMPLES:
         stream: Iterable[Text] = sample_texts()
     elif data == "wikitext":

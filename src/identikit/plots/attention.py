@@ -181,12 +181,12 @@ def _bars(
 
 
 def _effective_row(effective: Result, data: "Dataset") -> Cells:
-    """Return the effective weights of the row and the keys that intervals are of."""
+    """Return the effective weights of the row and keys that the intervals belong to."""
     wanted = {axis.name: int(data[axis.name]) for axis in effective.axes if axis.name in _ROW and not axis.single}
     row = effective.sel(**wanted).to_xarray("effective")
     if _row_of(row) != _row_of(data):
         raise InputError(
-            f"Cannot draw interval_bars: the intervals are of {_row_of(data)} and effective= is of {_row_of(row)}. "
+            f"Cannot draw interval_bars: the intervals belong to {_row_of(data)}, and effective= to {_row_of(row)}. "
             "Give the same row of both."
         )
     weights = dict(zip(places_of(row, "key"), table(row, "effective", "key"), strict=True))

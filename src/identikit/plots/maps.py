@@ -63,7 +63,7 @@ def read_maps(
     columns: str,
     most: int | None = None,
 ) -> Maps:
-    """Read maps over two axes, some rows at a time; with more tokens than `most` cells, one stands for several.
+    """Read maps over two axes, some rows at a time; with more tokens than `most`, a cell covers several.
 
     `maps_of` reads the maps of that part of the result which it is given.
     """

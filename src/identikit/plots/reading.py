@@ -72,7 +72,7 @@ def named(data: "Dataset", dim: str) -> list[str]:
 
 
 def head_of(data: "Dataset") -> str:
-    """Return the head that a result is of, as L4H5."""
+    """Return the name of a result's head, such as L4H5."""
     return f"L{int(data['layer'])}H{int(data['head'])}"
 
 

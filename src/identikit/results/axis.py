@@ -98,7 +98,7 @@ class Axis:
         return places
 
     def sel(self, wanted: Index) -> "Axis":
-        """Return the axis with only the asked-for places; one that was named by itself becomes single."""
+        """Return the axis with only the asked-for places; selecting one by itself makes the axis single."""
         places = self.find(wanted)
         return replace(
             self,
@@ -128,7 +128,7 @@ class Axis:
         if name in self.values:
             return self.values.index(name)
         tokens = self.tokens or ()
-        read = shown if name[:1] in _MARKS else _bare  # typed with its mark, a token is meant as it is
+        read = shown if name[:1] in _MARKS else _bare  # a token typed with its mark is meant literally
         places = [place for place, token in enumerate(tokens) if name in (token, read(token))]
         if len(places) == 1:
             return places[0]

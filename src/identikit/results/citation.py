@@ -28,7 +28,7 @@ SOFTWARE = f"""@misc{{identikit,
 
 
 class Citation(str):
-    """A text that a notebook shows as it reads."""
+    """A text that a notebook shows unchanged."""
 
     __slots__ = ()
 

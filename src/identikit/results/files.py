@@ -35,7 +35,7 @@ _KEY = "sealed"
 _BLANK = "0" * 64
 
 
-class Damaged(Exception):  # noqa: N818 - says what a file is; whoever reads it decides what that means
+class Damaged(Exception):  # noqa: N818 - a fact about a file; the caller decides what it means
     """A file is not what was written."""
 
 

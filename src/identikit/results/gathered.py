@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,6 +11,7 @@ from identikit.results.axis import Axis
 from identikit.results.result import Result
 from identikit.results.source import Held
 from identikit.shapes import Tensor
+from identikit.texts.text import SOURCE
 
 R = TypeVar("R", bound=Result)
 _WAYS: dict[str, Callable[..., Tensor]] = {"sum": torch.sum, "mean": torch.mean, "all": torch.all, "min": torch.amin}
@@ -18,47 +19,55 @@ _WAYS: dict[str, Callable[..., Tensor]] = {"sum": torch.sum, "mean": torch.mean,
 
 def by_words(result: R) -> R:
     """Return a result by words instead of pieces; see `Result.words`."""
-    groups = _word_groups(result)
+    groups = {"": _word_groups(result, result.about)}
     ways: dict[str, Mapping[str, str]] = {}
     for name in result.arrays:
         if name in result.measures and (how := result.measures[name].words) is not None:
             ways[name] = how
     result.refuse_large(ways)
-    tokens = tuple(joined(result.tokens, group) for group in groups)
     gathered_axes = {name for how in ways.values() for name in how}
     axes = []
     for axis in result.axes:
         if axis.name in gathered_axes and not axis.single:
-            if axis.tokens != result.tokens:
+            text = result.text_of(axis.name)
+            if list(axis.tokens or ()) != list(text["tokens"]):
                 raise InputError(
                     f"Gathering {result.a_kind} into words: call words() before selecting some {axis.plural}."
                 )
-            axis = Axis(axis.name, tuple(range(len(groups))), tokens)
+            groups[axis.name] = _word_groups(result, text)
+            axis = Axis(axis.name, tuple(range(len(groups[axis.name]))), _words_of(text, groups[axis.name]))
         axes.append(replace(axis, selected=None))
     arrays = {}
     for name, how in ways.items():
         arrays[name] = result.read(name)
         for place, axis in enumerate(map(result.axis, result.source.dims[name])):
             if axis.name in how and not axis.single:
-                pieces = [arrays[name].narrow(place, group[0], len(group)) for group in groups]
+                pieces = [arrays[name].narrow(place, group[0], len(group)) for group in groups[axis.name]]
                 arrays[name] = torch.stack([_WAYS[how[axis.name]](piece, place) for piece in pieces], place)
     dims = {name: result.source.dims[name] for name in arrays}
-    about = {**result.about, "tokens": list(tokens), "words": None}
+    about = {**result.about, "tokens": list(_words_of(result.about, groups[""])), "words": None}
+    if SOURCE in about:
+        source = about[SOURCE]
+        about[SOURCE] = {"tokens": list(_words_of(source, _word_groups(result, source))), "words": None}
     return replace(result, axes=tuple(axes), source=Held(arrays, dims), about=about)
 
 
-def _word_groups(result: Result) -> list[list[int]]:
+def _words_of(text: Mapping[str, Any], groups: list[list[int]]) -> tuple[str, ...]:
+    return tuple(joined(text["tokens"], group) for group in groups)
+
+
+def _word_groups(result: Result, text: Mapping[str, Any]) -> list[list[int]]:
     """Return the pieces of each word of a result's text, or say why there are none."""
     if all(declared.words is None for declared in result.measures.values()):
         raise InputError(f"{result.a_kind.capitalize()} has no tokens to gather into words.")
-    if result.about.get("words", ()) is None:
+    if text.get("words", ()) is None:
         raise InputError(f"This {result.kind} result is by words already.")
-    if not result.about.get("words"):
+    if not text.get("words"):
         raise InputError(
             f"Gathering {result.a_kind} into words: its tokens are not aligned with words. Pass a text instead of "
             "token ids, and use a tokenizer that keeps offsets (a fast one)."
         )
-    return word_groups(len(result.tokens), result.about["words"])
+    return word_groups(len(text["tokens"]), text["words"])
 
 
 def difference(one: R, other: R) -> R:

@@ -44,7 +44,8 @@ def upload(folder: Path, repo: str, card: str, *, public: bool) -> str:
     The dataset is made if it is not there: private, unless it is to be `public`. Access comes from `hf auth login`.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+    from huggingface_hub.errors import HTTPError as AnyHTTPError  # pyright: ignore[reportPrivateImportUsage]
 
     check_repo(repo)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
@@ -61,7 +62,7 @@ def upload(folder: Path, repo: str, card: str, *, public: bool) -> str:
         reason = " ".join(str(error).split())[:200].rstrip(".")
         how = "Log in with `hf auth login`, and check the id."
         raise InputError(f"{doing}: the hub refused it ({reason}). {how}") from None
-    except (HTTPError, OSError) as error:
+    except (AnyHTTPError, OSError) as error:
         raise InputError(f"{doing}: the hub does not answer ({type(error).__name__}). Try again later.") from None
     return f"{api.endpoint}/datasets/{repo}"
 

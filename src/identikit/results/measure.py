@@ -26,7 +26,7 @@ NOT_FINITE = "It is not a finite number."
 
 
 class ReadOnly:
-    """An attribute of a Result that cannot be set: what a result says stays as it is."""
+    """An attribute of a Result that cannot be set, since results do not change."""
 
     def __set__(self, result: "Result", value: object) -> None:
         raise AttributeError(f"The attributes of a {result.kind} result cannot be set.")

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from identikit.texts.text import Text
+from identikit.texts.text import ReadText
 from identikit.version import __version__
 
 _PACKAGES = ("identikit", "torch", "transformers", "tokenizers", "numpy")
@@ -26,7 +26,7 @@ class Provenance:
     - `settings`: the options of the analysis: tolerances, seed, norm, …
     - `versions`: of identikit and of the packages that it computes with
     - `packed`: how the weights are packed, such as '4-bit weights (bitsandbytes nf4)'; empty where they are plain
-    - `code`: the SHA-256 of the file that has the model's class; empty where there is none, or nobody noted it
+    - `code`: the SHA-256 of the file that has the model's class; empty if there is none, or if it was not recorded
     """
 
     model: str
@@ -58,13 +58,13 @@ def _version(package: str) -> str:
 
 @cache
 def code_hash(made: type) -> str:
-    """Return the SHA-256 of the file that a class is in; empty where it is in none."""
+    """Return the SHA-256 of the file that defines a class; empty if there is none."""
     try:
         return hashlib.sha256(Path(inspect.getfile(made)).read_bytes()).hexdigest()
     except (TypeError, OSError):
         return ""
 
 
-def text_hash(text: Text | Sequence[Text]) -> str:
+def text_hash(text: ReadText | Sequence[ReadText]) -> str:
     """Return the SHA-256 of a text, a pair, or a list of either; a pair differs from its halves joined."""
     return hashlib.sha256(repr(text).encode()).hexdigest()

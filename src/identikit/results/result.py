@@ -28,7 +28,7 @@ from identikit.results.measure import NOT_FINITE, Measure, ReadOnly, declared_in
 from identikit.results.provenance import Provenance
 from identikit.results.source import Held, Source
 from identikit.shapes import Tensor
-from identikit.texts.text import shown
+from identikit.texts.text import SOURCE, shown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -132,6 +132,10 @@ class Result(ABC):
     def tokens(self) -> tuple[str, ...]:
         """The tokens of the text."""
         return tuple(self.about.get("tokens", ()))
+
+    def text_of(self, axis: str) -> Mapping[str, Any]:
+        """Return the facts of the text that an axis ranges over: its `tokens`, which are `special`, and its `words`."""
+        return self.about.get(SOURCE, self.about) if axis in ("key", "input") else self.about
 
     @property
     def model_name(self) -> str:
@@ -252,8 +256,7 @@ class Result(ABC):
 
     def _files(self) -> Files:
         """Return the files that hold the arrays, and what a class adds to them."""
-        names = (name for name in self.source.dims if not self._on_request(name))
-        return {_ARRAYS: tensor_file(self._checked(names))}
+        return {_ARRAYS: tensor_file(self._checked(name for name in self.source.dims if not self._on_request(name)))}
 
     def push_to_hub(self, repo: str, *, public: bool = False) -> str:
         """Upload the result to a dataset of the Hugging Face hub, with a card; return its address.
@@ -266,7 +269,7 @@ class Result(ABC):
 
     @classmethod
     def _opened(cls: type[R], files: Files, about: Mapping[str, Any], where: str) -> R:
-        """Return the result of files whose description was read; files that a class adds are read by the class."""
+        """Return the result in files whose description was read; a class reads the files that it adds."""
         axes = []
         for axis in about["axes"]:
             tokens = None if axis["tokens"] is None else tuple(axis["tokens"])

@@ -21,7 +21,7 @@ class Source(Protocol):
     def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
         """Return an array at these places of its axes, all of its dimensions kept; others may be named too.
 
-        Its memory is new: whoever is given it may write to it, and the source stays as it is.
+        It is a copy: the caller may write to it without changing the source.
         """
         ...
 

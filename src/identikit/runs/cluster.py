@@ -22,7 +22,7 @@ from identikit.runs.engines import RETRIES, Results, RunJob, RunTask, RunWorker,
 _ANSWER_SECONDS = 5.0  # in which a cluster has to answer
 _SETTINGS = {  # of Ray, where the user has not set them
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what it will do by itself, and warns about
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the coming default, which it warns about
     "RAY_worker_niceness": "0",  # on a busy machine workers would hardly get anywhere
     "RAY_NUM_REDIS_GET_RETRIES": "3",  # of reaching a cluster: seconds, not minutes
 }

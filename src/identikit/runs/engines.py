@@ -1,4 +1,4 @@
-"""Where the tasks of a run are computed: here in turn, in processes of this machine, or on a Ray cluster.
+"""Where the tasks of a run are computed: one after another in this process, in several processes, or on a Ray cluster.
 
 A *job* says what is computed, a *task* on what. Every engine gives the same numbers: a task's result depends on nothing
 but the model, the job, the task, and how many threads compute it, which is why `threads` is a setting of a run.
@@ -56,7 +56,7 @@ TaskProgress = Callable[[RunTask, int], None]  # called with a task and how many
 
 @runtime_checkable
 class Engine(Protocol):
-    """Computes tasks, each with so many CPU threads, and yields each with its result as it is done."""
+    """Computes tasks, each with `threads` CPU threads, and yields each with its result as it finishes."""
 
     @property
     def threads(self) -> int:
@@ -136,7 +136,7 @@ class Local:
 
 @dataclass
 class RunWorker:
-    """Computes tasks in a process of its own, with a model of its own.
+    """Computes tasks in a separate process with its own copy of the model.
 
     The model is loaded with the first task, so that an error in it comes out like one in the task.
     """
@@ -182,7 +182,7 @@ def by_cost(tasks: Sequence[RunTask]) -> list[RunTask]:
 def results_of(
     workers: Sequence[Any], submit: Callable[[Any, RunTask], "Future[WorkerResult]"], tasks: Sequence[RunTask]
 ) -> Results:
-    """Give each worker a few tasks ahead of it, not all of them, and yield each with its result as it is done."""
+    """Give each worker a few tasks ahead of it, not all of them, and yield each with its result as it finishes."""
     waiting = iter(tasks)
     running: dict[Future[WorkerResult], tuple[RunTask, Any]] = {}
     free = [*workers] * AHEAD
@@ -257,7 +257,7 @@ class Processes:
         try:
             yield from results_of([pool] * number, self._submit, tasks)
         finally:
-            for process in (pool._processes or {}).values():  # not to wait for what nobody wants any more
+            for process in (pool._processes or {}).values():  # do not wait for results that are no longer wanted
                 process.terminate()
             pool.shutdown(wait=True, cancel_futures=True)
 

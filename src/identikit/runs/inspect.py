@@ -1,6 +1,6 @@
 """What the folder of a run holds: what is done, missing or damaged, and who writes to it. No model is loaded.
 
-The manifest is sealed, so it is as it was written; nothing else is taken for granted.
+The manifest is sealed, so it can be trusted; nothing else is.
 """
 
 import json
@@ -20,6 +20,7 @@ from identikit.runs.lock import FolderLock, Owner
 from identikit.runs.run import PART, part_folder, shard_files, texts_held
 from identikit.runs.store import (
     CHECKSUMS,
+    COLUMNS,
     COMPUTED,
     ERROR,
     MANIFEST,
@@ -107,6 +108,16 @@ def open_run(folder: str) -> Store:
     if manifest is None:
         raise InputError(f"Cannot read {folder}: {MANIFEST} is damaged, so it is not known what was computed there.")
     return Store(folder, manifest["run"], manifest["recorded"])
+
+
+def complete_run(folder: str, doing: str) -> Store:
+    """Return the store of a run whose tables are there, or say what is missing to one who is `doing` something."""
+    store = open_run(folder)
+    if not state(folder).complete or not store.has(COLUMNS):
+        raise InputError(
+            f"{doing}: the run is not complete, or has no tables. Finish it with `identikit resume {folder}`."
+        )
+    return store
 
 
 def state(folder: str) -> RunState:

@@ -1,8 +1,8 @@
-"""One writer per folder: a lock that says who holds it, and that a dead owner does not keep.
+"""One writer per folder: a lock that names its owner and is freed when the owner dies.
 
 On a local disk the system's own lock is used, which ends with the process that holds it, however it ends. A note says
 who holds the lock; where the system has none, such as on remote storage, the note is the lock. Its owner renews it
-every minute, and one that has been silent for ten is taken for dead.
+every minute, and one that has been silent for ten minutes is considered dead.
 """
 
 import json
@@ -41,7 +41,7 @@ class Owner:
     beat: float
 
     def words(self) -> str:
-        """Say who it is."""
+        """Describe the process."""
         return f"process {self.process} on {self.host}, started {self.since},"
 
     @property
@@ -52,7 +52,7 @@ class Owner:
                 os.kill(self.process, 0)
             except ProcessLookupError:
                 return True
-            except (OSError, OverflowError):  # it lives, and is somebody else's
+            except (OSError, OverflowError):  # it is alive and belongs to another user
                 pass
         return time.time() - self.beat > SILENT_SECONDS
 
@@ -95,7 +95,7 @@ class FolderLock:
             found = path.lstat()
             if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
                 raise InputError(
-                    f"Cannot write to {self.folder}: {LOCK} there is a link or something else that is no plain file of "
+                    f"Cannot write to {self.folder}: {LOCK} there is a link or otherwise not a plain file of "
                     "its own. Remove it, or choose another folder with --out."
                 )
         lock = FileLock(path, blocking=False, thread_local=False)
@@ -141,7 +141,7 @@ class FolderLock:
             self._system = None
 
     def holder(self) -> Owner | None:
-        """Return who holds the lock; None if nobody does. The note of a killed process may be left."""
+        """Return the process that holds the lock, or None. A killed process may have left its note behind."""
         owner = self._noted()
         if owner is None or owner.is_gone:
             return None

@@ -19,7 +19,7 @@ from identikit.texts.text import Text
 
 _COMPUTE = ("identikit", "tokenizers", "torch", "transformers")  # whose versions can change numbers
 _WRITERS = ("pandas", "pyarrow", "safetensors")
-_GIVEN_ANEW = ("out", "as_json")  # by whoever resumes a run
+_GIVEN_ANEW = ("out", "as_json")  # arguments that the resuming command gives again
 
 
 def manifest(

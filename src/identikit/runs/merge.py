@@ -54,7 +54,7 @@ def _flaw(shard: str, part: RunState, first: RunState) -> str | None:
     for key, (value, other) in unequal(first.settings, part.settings).items():
         if key != "shard":
             return (
-                f"its shards are of different runs; {key} is {value!r} in {first.folder}, and {other!r} in "
+                f"its shards belong to different runs; {key} is {value!r} in {first.folder}, and {other!r} in "
                 f"{part.folder}. Compute all with the same settings."
             )
     return None

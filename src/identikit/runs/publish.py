@@ -7,7 +7,7 @@ from identikit.errors import InputError
 from identikit.results.files import ABOUT
 from identikit.results.hub import run_card, upload
 from identikit.results.result import saved_result
-from identikit.runs.inspect import is_run, open_run, state
+from identikit.runs.inspect import complete_run, is_run
 from identikit.runs.store import COLUMNS
 from identikit.runs.verify import verify
 
@@ -18,13 +18,9 @@ def publish(folder: str, repo: str, *, public: bool = False) -> str:
     doing = f"Pushing {folder}"
     if not is_run(folder) and (place / ABOUT).is_file():
         return saved_result(place).push_to_hub(repo, public=public)
-    store = open_run(folder)
-    if not place.is_dir():
+    if "://" in folder:
         raise InputError(f"{doing}: only a local folder can be pushed. Copy the run here first.")
-    if not state(folder).complete or not store.has(COLUMNS):
-        raise InputError(
-            f"{doing}: the run is not complete, or has no tables. Finish it with `identikit resume {folder}`."
-        )
+    store = complete_run(folder, doing)
     if wrong := verify(folder).wrong:
         file, why = wrong[0]
         raise InputError(

@@ -26,11 +26,11 @@ from identikit.runs.store import PLAN, Store
 from identikit.shapes import Tensor
 from identikit.texts.text import Encoded, Text
 
-GROUP_TEXTS = 16  # that a GPU computes together: more of them gain little, and take longer than a second
+GROUP_TEXTS = 16  # texts that a GPU computes together: more gain little, and take longer than a second
 GROUP_WORK = 1e11  # their tokens times the model's parameters: a larger model is busy with fewer
 SHARD_SECONDS = 20.0  # what is done is written at least so often,
 SHARD_SHARE = 0.1  # or after this share of the time that the run has taken,
-SHARD_LEAST = 1.0  # but not more often than after so many seconds,
+SHARD_LEAST = 1.0  # but no more often than this many seconds,
 WRITING = 10.0  # nor so often that writing takes a larger part than one in so many
 SHARD_BYTES = 1 << 26
 PART = "part-"
@@ -76,7 +76,7 @@ class TextJob(RunJob, Protocol):
     def stored(self) -> Mapping[str, Stored]:
         """What each tensor holds, by name.
 
-        A name that ends with `*` stands for any tensors whose names begin so; all others have to be there.
+        A name that ends with `*` matches any tensors whose names begin so; all others are required.
         """
         ...
 
@@ -90,7 +90,7 @@ class TextJob(RunJob, Protocol):
 
 
 def together(model: Model) -> int:
-    """Return how many texts are computed together at most: on a CPU each is computed by itself, and little is lost."""
+    """Return how many texts are computed together at most: on a CPU each is computed separately, at little cost."""
     return 1 if model.device.type == "cpu" else GROUP_TEXTS
 
 

@@ -134,7 +134,7 @@ class Store:
         """Note an error, or leave nothing if nothing was computed."""
         error.add_note(self._left())
         if is_new and all(map(_is_ours, self.names())):
-            for name in self.names():  # while nobody else can write
+            for name in self.names():  # while no other process can write
                 self.remove(name)
             with suppress(OSError):
                 self.files.rmdir(self.folder)
@@ -147,7 +147,7 @@ class Store:
         """Say whether the folder, or one under it, holds anything that was computed."""
         with suppress(OSError):
             if not all(_is_ours(path.rpartition("/")[2]) for path in self.files.find(self.folder)):
-                return f"What was computed is kept in {self.folder}. Run the same command again to go on."
+                return f"What was computed is kept in {self.folder}. Run the same command again to continue."
         return "Nothing had been computed yet."
 
     def _path(self, name: str) -> str:
@@ -165,7 +165,7 @@ class Store:
         return self.files.exists(self._path(name))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file so that it is there whole or not at all; the first one brings the folder and its manifest."""
+        """Write a file so that it is there whole or not at all; the first one creates the folder and its manifest."""
         with self.held(), self._explained(name):
             self._lock.check()
             if self.files.isdir(self._path(name)):
@@ -257,7 +257,7 @@ def read_manifest(files: AbstractFileSystem, folder: str) -> dict[str, Any] | No
 
 
 def _is_ours(name: str) -> bool:
-    """Say whether a file is one that a run has before its first result."""
+    """Whether a file belongs to a run that has no result yet."""
     return name in (LOCK, NOTE, MANIFEST, COMMAND, ERROR, PLAN) or _PARTIAL.fullmatch(name) is not None
 
 
@@ -295,7 +295,7 @@ def write_tables(
         for name in tables:
             described[name] = {column: about._asdict() for column, about in dictionary[name].columns.items()}
         store.write(COLUMNS, json.dumps(described, indent=1, ensure_ascii=False).encode())
-    import pyarrow  # noqa: F401  (pandas would not say by itself that this is what is missing)
+    import pyarrow  # noqa: F401  (pandas would not name it if it were missing)
 
     for name, frame in tables.items():
         if dictionary is not None and frame.empty:  # nothing in a column says what its type is

@@ -1,6 +1,7 @@
 """A chat as one string: messages through the tokenizer's template, and where in it each message stands."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
@@ -8,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from identikit.checks import shortened
 from identikit.errors import InputError
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 _MARK = "\ue000{}\ue001"  # private characters, which no template writes
 
 
@@ -29,36 +30,48 @@ def text_or_messages(text: Any, messages: Any) -> Any:
 
 
 _EXPECTED = "expected a list of {'role': …, 'content': …}, with strings in both"
+_PARTS = "expected a list of {'role': …, 'content': …}, with strings or parts of the type 'text' or 'image' as content"
 
 
-def written(tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages) -> tuple[str, list[tuple[int, int]]]:
-    """Return a chat as its template writes it, and the characters (start, stop) of each message in it.
+def written(
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    messages: Messages,
+    *,
+    template: str | None = None,
+    parts: bool = False,
+) -> tuple[str, list[tuple[int, int]]]:
+    """Return a chat as its template writes it, and the characters (start, stop) of the caller's words in it.
 
     Unless the last message is the assistant's, the template opens the assistant's turn. What the template writes itself
     is found by writing marks in the place of messages; white space around a message may be left out, nothing else.
+    `template` is one that the tokenizer does not have itself. With `parts`, contents are lists of parts, of which only
+    those of text hold words.
     """
     contents = []
     for message in messages:
-        if set(message) != {"role", "content"} or not all(isinstance(part, str) for part in message.values()):
-            raise InputError(f"Reading {name}: {shortened(dict(message))} is no message: {_EXPECTED}.")
-        if not message["content"].strip():
+        words = _words_of(name, message, parts=parts)
+        if not any(text.strip() for text in words):
             raise InputError(f"Reading {name}: the message of {message['role']!r} is blank. Pass some words.")
-        contents.append(message["content"])
-    whole = _rendered(tokenizer, name, messages, contents)
-    frame = _rendered(tokenizer, name, messages, [_MARK.format(place) for place in range(len(contents))])
-    parts = []
-    for place in range(len(contents)):
+        contents.append(words)
+    render = partial(_rendered, tokenizer, name, messages, template)
+    flat = [text for words in contents for text in words]
+    whole = render(contents)
+    marks = (_MARK.format(place) for place in range(len(flat)))
+    frame = render([[next(marks) for _ in words] for words in contents])
+    around = []
+    for place in range(len(flat)):
         before, _, frame = frame.partition(_MARK.format(place))
-        parts.append(before)
+        around.append(before)
     spans = []
-    at = len(parts[0]) if whole.startswith(parts[0]) else 0
-    for content, following in zip(contents, [*parts[1:], frame], strict=True):
+    at = len(around[0]) if whole.startswith(around[0]) else 0
+    for content, following in zip(flat, [*around[1:], frame], strict=True):
         for kept in dict.fromkeys((content, content.strip())):
             if whole.startswith(kept + following, at):
                 spans.append((at, at + len(kept)))
                 at += len(kept + following)
                 break
-    if at != len(whole) or len(spans) < len(contents):
+    if at != len(whole) or len(spans) < len(flat):
         raise InputError(
             f"Reading {name}: the chat template does not write each message once, as it is and in order, so its own "
             "tokens cannot be told apart. Apply the template yourself, and pass the text or its token ids."
@@ -66,13 +79,45 @@ def written(tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages) -
     return whole, spans
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages, contents: Sequence[str]) -> str:
-    if getattr(tokenizer, "chat_template", None) is None:
+def _words_of(name: str, message: Mapping[str, Any], *, parts: bool) -> list[str]:
+    """Return the strings of a message; refuse what is no message."""
+    content = message.get("content")
+    listed = [{"type": "text", "text": content}] if not parts else content
+    texts = [part.get("text") for part in listed or () if part.get("type") == "text"]
+    known = all(part.get("type") in ("text", "image") for part in listed or ())
+    strings = [text for text in (*texts, message.get("role")) if isinstance(text, str)]
+    if set(message) != {"role", "content"} or not known or len(strings) != len(texts) + 1:
+        expected = _PARTS if parts else _EXPECTED
+        raise InputError(f"Reading {name}: {shortened(dict(message))} is no message: {expected}.")
+    return strings[:-1]
+
+
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    messages: Messages,
+    template: str | None,
+    contents: Sequence[Sequence[str]],
+) -> str:
+    """Return what the template writes of messages with these strings in the place of their own."""
+    if template is None and getattr(tokenizer, "chat_template", None) is None:
         raise InputError(f"Reading {name}: the tokenizer has no chat template. Pass a text instead of messages.")
-    chat = [{"role": message["role"], "content": content} for message, content in zip(messages, contents, strict=True)]
+    chat = [
+        {"role": message["role"], "content": _with_words(message["content"], words)}
+        for message, words in zip(messages, contents, strict=True)
+    ]
     opens = messages[-1]["role"] != "assistant"
     try:
-        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=opens))
+        return str(
+            tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False, add_generation_prompt=opens)
+        )
     except Exception as error:  # a template is a program, and may raise anything
         reason = " ".join(str(error).split())[:200].rstrip(".")
         raise InputError(f"Reading {name}: the chat template refuses these messages ({reason}).") from None
+
+
+def _with_words(content: Any, words: Sequence[str]) -> Any:
+    if isinstance(content, str):
+        return words[0]
+    left = iter(words)
+    return [{"type": "text", "text": next(left)} if part["type"] == "text" else part for part in content]

@@ -34,7 +34,7 @@ class KnownDataset:
     labels: tuple[str, ...] = ()
 
     def columns_of(self, table: TextTable) -> tuple[str, ...]:
-        """Return the text columns as this table spells them, or the first spelling if it has none of them."""
+        """Return the text columns as this table spells them, or the first spelling if none is there."""
         fitting = (columns for columns in self.columns if set(columns) <= set(table.columns))
         return _chosen_columns(table, next(fitting, self.columns[0]))
 

@@ -3,7 +3,7 @@
 import unicodedata
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -11,7 +11,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from identikit.checks import flag, shortened, whole_number
 from identikit.errors import InputError, ModelError, TooLongError
 from identikit.texts.chat import Messages, is_chat, written
-from identikit.texts.text import LONGEST, Encoded, is_several
+from identikit.texts.text import LONGEST, Encoded, is_image, is_several
 
 _HEAD = 16  # characters per token that is kept, and a page more: how much of a long text is tokenised at first
 _Word = tuple[tuple[int, int], tuple[int, int, int]]  # a span over pieces, and (part, start, stop) over characters
@@ -24,27 +24,37 @@ def encode(
     limit: int | None = None,
     max_tokens: object = None,
     truncate: bool = False,
+    images: "ReadsImages | None" = None,
+    what: str = "text",
 ) -> list[Encoded]:
     """Turn a text (a string, a pair, token ids or the messages of a chat), or a list of texts, into pieces.
 
     A text of more tokens than `limit` (the model's) or `max_tokens` (the caller's) is refused. With `truncate` it is
     cut instead: pieces go from the end, of the longer half first, and the special tokens stay. Token ids are taken as
-    they are: nothing is added to them, and they are cut at the end.
+    they are: nothing is added to them, and they are cut at the end. Messages call a text `what` it is.
 
     Only the start of a long text is tokenised, if that has twice as many tokens as may be kept; a text that needs more
     than that is refused beyond ten million characters.
+
+    `images` reads texts with images in them; None: the model reads none.
     """
     several = is_several(texts)
     listed = texts if several else [texts]
     if not listed:
-        raise InputError("Reading texts: the list is empty. Pass at least one text.")
+        raise InputError(f"Reading {what}s: the list is empty. Pass at least one {what}.")
     room = room_for(limit, max_tokens, truncate)
-    names = [f"texts[{index}]" if several else "the text" for index in range(len(listed))]
-    checked = [None if is_chat(text) else _checked(name, text) for name, text in zip(names, listed, strict=True)]
-    aligns = _separates_words(tokenizer)
+    names = [f"{what}s[{index}]" if several else f"the {what}" for index in range(len(listed))]
+    pictured = [_holds_images(name, text, images) for name, text in zip(names, listed, strict=True)]
+    checked = [
+        None if is_chat(text) or shows else _checked(name, text)
+        for name, text, shows in zip(names, listed, pictured, strict=True)
+    ]
+    aligns = separates_words(tokenizer)
     encoded = []
-    for name, given, text in zip(names, listed, checked, strict=True):
-        if is_chat(given):
+    for name, given, text, shows in zip(names, listed, checked, pictured, strict=True):
+        if shows and images is not None:
+            encoded.append(images.encode(name, given, room))
+        elif is_chat(given):
             encoded.append(_encode_chat(tokenizer, name, given, room, aligns))
         elif isinstance(text, list):
             encoded.append(_encode_ids(tokenizer, name, text, room, aligns))
@@ -53,9 +63,34 @@ def encode(
     return encoded
 
 
+class ReadsImages(Protocol):
+    """What reads texts with images in them, for a model that does."""
+
+    def holds(self, text: object) -> bool:
+        """Whether a text has images in it."""
+        ...
+
+    def encode(self, name: str, text: Any, room: "Room") -> Encoded:
+        """Return such a text as pieces."""
+        ...
+
+
+def _holds_images(name: str, text: object, images: ReadsImages | None) -> bool:
+    """Whether a text has images in it; refuse it where the model reads none."""
+    if images is not None:
+        return images.holds(text)
+    halves = text if isinstance(text, tuple) else (text,)
+    if any(map(is_image, halves)):
+        raise InputError(
+            f"Reading {name}: it is or holds an image, and this model reads only texts. Use a model that reads images "
+            "(`identikit models` lists them)."
+        )
+    return False
+
+
 @dataclass(frozen=True)
 class Room:
-    """How many tokens a text may have (None: any number), what says so, and whether a longer text is cut."""
+    """How many `tokens` a text may have (None: any number), the `reason`, and whether to `truncate` a longer text."""
 
     tokens: int | None
     reason: str
@@ -98,7 +133,7 @@ def tokenized(tokenizer: PreTrainedTokenizerBase, *parts: str, **options: Any) -
 
 
 def _checked(name: str, text: Any) -> str | tuple[str, str] | list[Any]:
-    """Return a string or a pair as it is, and a sequence of numbers, which are token ids, as a list."""
+    """Return a string or a pair unchanged, and a sequence of numbers, which are token ids, as a list."""
     try:
         listed = text.tolist() if getattr(text, "ndim", None) == 1 else text
         if isinstance(listed, list | tuple | range) and not (listed and is_several(list(listed))):
@@ -130,7 +165,7 @@ def _checked(name: str, text: Any) -> str | tuple[str, str] | list[Any]:
     return text
 
 
-def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+def separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokenizer's own words end at white space and at punctuation.
 
     WordPiece and byte-level BPE split like this; SentencePiece-style tokenizers keep punctuation with its neighbour
@@ -157,7 +192,7 @@ def _encode_text(
             raise InputError(f"Cutting {name}: {room.reason} tokens, which leaves no room for the text. Allow more.")
     ids = [pieces["input_ids"][place] for place in kept]
     segments = pieces.get("token_type_ids")
-    words = _words(pieces.encodings[0], read, aligns, kept) if pieces.encodings else []
+    words = word_spans(pieces.encodings[0], read, aligns, kept) if pieces.encodings else []
     return Encoded(
         ids=tuple(ids),
         segments=None if segments is None else tuple(segments[place] for place in kept),
@@ -253,7 +288,7 @@ def _encode_chat(
         raise TooLongError(f"Reading {name}: {room.reason} tokens, and a chat cannot be cut. Shorten its messages.")
     offsets = pieces.encodings[0].offsets  # pyright: ignore[reportOptionalSubscript]
     special = tuple(not any(first < stop and start < last for first, last in spans) for start, stop in offsets)
-    words = _words(pieces.encodings[0], (string,), aligns)  # pyright: ignore[reportOptionalSubscript]
+    words = word_spans(pieces.encodings[0], (string,), aligns)  # pyright: ignore[reportOptionalSubscript]
     words = [(span, place) for span, place in words if not special[span[0]]]
     return Encoded(
         ids=tuple(ids),
@@ -316,7 +351,7 @@ def _words_of_ids(
         pieces = tokenized(tokenizer, string, add_special_tokens=False)
         if not pieces.encodings or pieces["input_ids"] != run:
             return [], ()
-        for (first, last), (_, start, stop) in _words(pieces.encodings[0], (string,), aligns):
+        for (first, last), (_, start, stop) in word_spans(pieces.encodings[0], (string,), aligns):
             words.append(((positions[0] + first, positions[0] + last), (len(parts), start, stop)))
         parts.append(string)
     return words, tuple(parts)
@@ -325,7 +360,7 @@ def _words_of_ids(
 # Words
 
 
-def _words(encoding: Encoding, parts: tuple[str, ...], aligns: bool, kept: list[int] | None = None) -> list[_Word]:
+def word_spans(encoding: Encoding, parts: tuple[str, ...], aligns: bool, kept: list[int] | None = None) -> list[_Word]:
     """Return each word's span over the pieces `kept` (None: all) and its place in the parts.
 
     A piece belongs to the word where it begins.

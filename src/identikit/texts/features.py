@@ -56,7 +56,7 @@ class Images:
 
     def encode(self, image: object, name: str, source: "FeatureSource", room: Room) -> Encoded:
         """Return one image as tokens with its pixels."""
-        features = source.read(images=[_open_image(image, name)])
+        features = source.read(images=[open_image(image, name)])
         if not self.any_size:
             source.check_shape(name, features)
         tokens = self.tokens(source.config, features)
@@ -177,7 +177,8 @@ def _sides(size: int | tuple[int, int] | list[int]) -> tuple[int, int]:
     return height, width
 
 
-def _open_image(image: object, name: str) -> "Image":
+def open_image(image: object, name: str) -> "Image":
+    """Return an image, or the one at a path, in RGB and turned as its camera says."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:

@@ -30,7 +30,7 @@ _Numbered = Generator[tuple[int, list[str]]]
 
 @dataclass(frozen=True)
 class TextTable:
-    """Rows with named cells; `rows(columns)` reads them anew as (place, cells), where place is 'line 3' or the like.
+    """Rows with named cells; `rows(columns)` reads them again as (place, cells), where place is, for example, 'line 3'.
 
     `text_columns` are the columns that may hold texts, as far as can be seen before reading.
     """

@@ -39,7 +39,7 @@ def tagger_missing() -> str | None:
 def penn_tags(encoded: Encoded) -> tuple[str, ...]:
     """Return a Penn tag for each token of a text: pieces have their word's, special tokens are tags of their own."""
     tagged = [_pipeline()(string) for string in encoded.parts]
-    tags = list(encoded.tokens)  # a token that is in no word, such as a special one, is a tag of its own
+    tags = list(encoded.tokens)  # a token outside words, such as a special one, is its own tag
     for (first, last), (index, start, stop) in zip(encoded.words, encoded.characters, strict=True):
         word = tagged[index].char_span(start, stop, alignment_mode="expand")
         assert word is not None  # it is not empty, and inside the string

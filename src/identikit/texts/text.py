@@ -1,25 +1,72 @@
 """Texts, pairs and token ids (and images and sounds, as features) as the padded batches that models read.
 
-A *text* is a string, a pair of strings, a sequence of token ids, or the messages of a chat. `encoding.encode` turns
-texts into pieces, `batches` sorts them by length and pads them, and `in_order` puts the results of the batches back in
-the caller's order.
+A *text* is a string, a pair of strings, a sequence of token ids, or the messages of a chat; where the model reads
+images inside a text, also an image and a question. `encoding.encode` turns texts into pieces, `batches` sorts them by
+length and pads them, and `in_order` puts the results of the batches back in the caller's order.
 """
 
 import numbers
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from identikit.shapes import Bool, Float, Int, Tensor
 
-Text = str | tuple[str, str] | tuple[int, ...] | tuple[dict[str, str], ...]
 LONGEST = 10_000_000  # characters of a text; tokenising takes a few hundred bytes for each
+SOURCE = "source"  # the fact of a Result with the `tokens`, `special` and `words` of its keys or inputs
 Side = Literal["right", "left"]
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TextWithImages:
+    """A text with images in it, as the caller `given` it; `digest` is a SHA-256 of what the model reads of it."""
+
+    given: Any
+    digest: str
+
+    def __repr__(self) -> str:  # provenance hashes it
+        return f"text with images {self.digest}"
+
+
+class Translation(NamedTuple):
+    """A text of two: a `source`, which an encoder reads, and the `target` that a decoder reads with it."""
+
+    source: Any
+    target: Any
+
+
+Text = str | tuple[str, str] | tuple[int, ...] | tuple[dict[str, str], ...] | Translation
+ReadText = Text | TextWithImages
+
+
+@dataclass(frozen=True, eq=False)
+class ImagesRead:
+    """The images of a text as a model reads them.
+
+    - `arguments`: what the model is given beside the ids; along the first axis they count images, patches or texts
+    - `about`: of each image its size, a small picture, and where its tokens are on it; plain values, as JSON holds them
+    """
+
+    arguments: Mapping[str, Tensor]
+    about: tuple[dict[str, Any], ...]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return the arguments on a device, those that are not whole numbers in a dtype."""
+        return {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in self.arguments.items()
+        }
+
+    def repeated(self, count: int) -> "ImagesRead":
+        """Return the images of a text that is there several times."""
+        arguments = {name: tensor.repeat(count, *[1] * (tensor.ndim - 1)) for name, tensor in self.arguments.items()}
+        return replace(self, arguments=arguments)
 
 
 @dataclass(frozen=True)
@@ -34,7 +81,9 @@ class Encoded:
     pieces by these two. Punctuation marks are words of their own; special tokens and lone white space belong to no
     word. `parts` are the strings that were read: the text, the halves of a pair, or what token ids spell between
     special tokens. Tokenizers in pure Python, and ids that no string is split into, cannot be aligned: they have no
-    words. `features` are an image's pixels, or a sound's samples or spectrogram; these have no ids.
+    words. `features` are an image's pixels, or a sound's samples or spectrogram; these have no ids. `images` are those
+    inside a text; their tokens are neither special nor in a word. `source` is what an encoder reads, where the text
+    itself is read by a decoder.
     """
 
     ids: tuple[int, ...]
@@ -42,13 +91,20 @@ class Encoded:
     special: tuple[bool, ...]
     tokens: tuple[str, ...]
     words: tuple[tuple[int, int], ...]
-    text: Text
+    text: ReadText
     characters: tuple[tuple[int, int, int], ...] = ()
     parts: tuple[str, ...] = ()
     features: Float[Tensor, "*shape"] | None = field(default=None, compare=False)
+    images: ImagesRead | None = field(default=None, compare=False)
+    source: "Encoded | None" = None
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def room(self) -> int:
+        """How many positions it takes in a batch: its own, or its source's if these are more."""
+        return len(self) if self.source is None else max(len(self), len(self.source))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +114,8 @@ class TokenBatch:
     `keep` is False for padding, `special` True for tokens that the tokenizer added, and `segments` says which half of a
     pair a token belongs to. `tokens` and `words` are unpadded: a word's span counts the text's own pieces, whichever
     side is padded. `order` gives each row's index in the caller's list. Images and sounds have `features` and no `ids`,
-    and are never padded.
+    and are never padded. A text with `images` inside is a batch of its own. `source` is the batch that an encoder
+    reads, where a decoder reads this one.
     """
 
     ids: Int[Tensor, "batch n"] | None
@@ -69,6 +126,8 @@ class TokenBatch:
     words: tuple[tuple[tuple[int, int], ...], ...]
     order: tuple[int, ...]
     features: Float[Tensor, "batch *shape"] | None = None
+    images: ImagesRead | None = None
+    source: "TokenBatch | None" = None
 
     def __len__(self) -> int:
         return len(self.order)
@@ -80,7 +139,7 @@ class TokenBatch:
 
     def to(self, device: torch.device | str) -> "TokenBatch":
         """Return the same batch with its tensors on another device."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor | TokenBatch)}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
     def rows(self, row: int) -> Int[Tensor, " kept"]:
@@ -97,6 +156,12 @@ def is_several(texts: object) -> TypeGuard[list[Any]]:
     return (
         not isinstance(texts[0], numbers.Number) and getattr(texts[0], "ndim", None) != 0
     )  # 0: a NumPy or torch number
+
+
+def is_image(value: object) -> bool:
+    """Whether a value is an image of Pillow's, which need not be installed."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
 
 
 def joined_by(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]:
@@ -130,6 +195,7 @@ def collate(
 
     features = [text.features for text in encoded if text.features is not None]
     segments = [text.segments for text in encoded if text.segments is not None]
+    sources = [text.source for text in encoded if text.source is not None]
     return TokenBatch(
         ids=None if features else padded([text.ids for text in encoded], pad_id),
         keep=padded([[True] * len(text) for text in encoded]),
@@ -139,6 +205,8 @@ def collate(
         words=tuple(text.words for text in encoded),
         order=tuple(range(len(encoded)) if order is None else order),
         features=torch.stack(features) if features else None,
+        images=encoded[0].images,
+        source=collate(sources, pad_id=pad_id, side=side) if sources else None,
     )
 
 
@@ -149,6 +217,7 @@ def stacked(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
         rows = [getattr(batch, name)[0] for batch in batches if getattr(batch, name) is not None]
         return pad_sequence(rows, batch_first=True, padding_value=fill) if rows else None
 
+    sources = [batch.source for batch in batches if batch.source is not None]
     return TokenBatch(
         ids=joined("ids", pad_id),
         keep=joined("keep"),
@@ -158,6 +227,7 @@ def stacked(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
         words=tuple(batch.words[0] for batch in batches),
         order=tuple(range(len(batches))),
         features=joined("features"),
+        source=stacked(sources, pad_id) if sources else None,
     )
 
 
@@ -170,7 +240,17 @@ def repeated(batch: TokenBatch, count: int) -> TokenBatch:
         tokens=batch.tokens * count,
         words=batch.words * count,
         order=tuple(range(count)),
+        images=None if batch.images is None else batch.images.repeated(count),
+        source=None if batch.source is None else repeated(batch.source, count),
     )
+
+
+def keys_of(batch: TokenBatch, side: str | None) -> TokenBatch:
+    """Return the tokens that a batch's tokens see: these themselves, or in "cross" attention those of the source."""
+    if side != "cross":
+        return batch
+    assert batch.source is not None
+    return batch.source
 
 
 def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
@@ -184,22 +264,26 @@ def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
         words=(batch.words[row],),
         order=(0,),
         features=None if batch.features is None else batch.features[row : row + 1],
+        source=None if batch.source is None else text_alone(batch.source, row),
     )
 
 
 def batches(encoded: Sequence[Encoded], *, pad_id: int, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
     """Yield padded batches of at most `batch_tokens` positions, longest texts first; a longer text is on its own.
 
-    Images and sounds are only put together where their features have one shape: none is padded.
+    Images and sounds are only put together where their features have one shape: none is padded. A text with images in
+    it is on its own.
     """
 
     def shape(index: int) -> tuple[int, ...]:
-        features = encoded[index].features
+        if encoded[index].images is not None:
+            return (-1, index)
+        features = (encoded[index].source or encoded[index]).features
         return () if features is None else tuple(features.shape)
 
-    order = sorted(range(len(encoded)), key=lambda index: (-len(encoded[index]), shape(index)))
+    order = sorted(range(len(encoded)), key=lambda index: (-encoded[index].room, shape(index)))
     while order:
-        most = max(1, batch_tokens // len(encoded[order[0]]))
+        most = max(1, batch_tokens // encoded[order[0]].room)
         rows = [index for index in order[:most] if shape(index) == shape(order[0])]
         yield collate([encoded[index] for index in rows], pad_id=pad_id, order=rows)
         order = order[len(rows) :]

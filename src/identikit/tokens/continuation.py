@@ -66,7 +66,7 @@ def ids_batch(ids: Int[Tensor, "batch n"], segments: Int[Tensor, "batch n"] | No
 
 @dataclass(frozen=True, eq=False)
 class Continuations:
-    """One text of a causal model, run once; `at` tries other tokens in the place of any of its own.
+    """One text of a causal model, run once; `at` tries other tokens at any of its positions.
 
     - `batch`: the text, without padding; `trace`: its run; `calls`: its attention, layer by layer
     """
@@ -79,6 +79,8 @@ class Continuations:
     @classmethod
     def read(cls, model: Model, batch: TokenBatch) -> "Continuations":
         """Run a text and keep its keys and values."""
+        if batch.images is not None:
+            raise InputError(f"Inverting {model.name}: images have no vocabulary to search. Pass a text alone.")
         calls: list[AttentionCall] = []
         trace = model.trace(batch, calls.append)
         return cls(model, batch, trace, tuple(calls))
@@ -122,7 +124,7 @@ class Position:
     before: dict[int, _Before]
 
     def keys_before(self, call: AttentionCall) -> _Before:
-        """Return the keys and values that a layer's attention finds before the position."""
+        """Return a layer's keys and values before the position."""
         i = self.place
         visible = call.visible(slice(i, i + 1))[0, :, 0]
         reason = ""

@@ -111,7 +111,7 @@ class InversionJob:
     _made: dict[str, Inversion] = field(default_factory=dict, compare=False, repr=False)
 
     def cost(self, length: int) -> float:
-        """Return the number of tokens, each of which is sought in the whole vocabulary."""
+        """Return the number of tokens; each is searched for in the whole vocabulary."""
         return float(length)
 
     def merged(self, parts: Sequence[Numbers]) -> Numbers:

@@ -158,7 +158,7 @@ def cached_maps(model: Model, texts: list[Text], *, progress: Progress = silent)
     """Return ridge maps for all layers, fitted to texts once and then kept in the cache folder.
 
     The folder is `$IDENTIKIT_CACHE`, or `identikit` in the user's cache folder; a file there is written whole or not at
-    all, and one that cannot be read is fitted anew.
+    all, and one that cannot be read is fitted again.
     """
     path = _cache() / f"cached-maps-{model.fingerprint[:16]}-{text_hash(texts)[:16]}-{model.dtype}.safetensors"
     with suppress(OSError):  # a cache that cannot be reached is no reason to fail

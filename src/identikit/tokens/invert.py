@@ -71,7 +71,7 @@ class InversionOptions:
 class Sought:
     """Hidden vectors of one text, and what is known of the tokens they came from.
 
-    - `layers`, `hidden`: which layers they are of, and the vectors; `positions`: those that are asked for
+    - `layers`, `hidden`: the layers, and their hidden vectors; `positions`: the positions to invert
     - `segments`: the token types, where the tokenizer makes any
     - `text`, `ids`: the run that they are from, and the true tokens; None where these are not known
     """
@@ -130,7 +130,7 @@ def invert(
     - `layer` or `layers`: one layer, or several (None is all), which one pass serves together; hidden vectors need
       `layer`
     - `positions`: only these positions or tokens; None is all of them
-    - `prefix`: "given" takes the true tokens before each position, so each answer stands by itself; "recovered" takes
+    - `prefix`: "given" takes the true tokens before each position, so each answer is independent; "recovered" takes
       the winners, so an error carries on. By default given for texts, and recovered for hidden vectors
     - `noise`: Gaussian noise on the hidden vectors, relative to their norm, drawn from `seed`
     - `distance`: "l2" or "cosine"
@@ -148,7 +148,7 @@ def invert(
     if layer is not None and layers is not None:
         raise InputError("invert takes layer= or layers=, not both.")
     if bare and layer is None:
-        raise InputError("Inverting hidden vectors: say which layer they are of, with layer=.")
+        raise InputError("Inverting hidden vectors: say which layer they come from, with layer=.")
     if bare and prefix == "given":
         raise InputError("prefix='given' needs the true tokens, and hidden vectors do not tell them. Pass the text.")
     wanted = chosen("layer", layers, model.n_layers)
@@ -299,7 +299,7 @@ def token_words(model: Model, ids: Iterable[int]) -> dict[str, str]:
 
 
 def _is_hidden(argument: Any) -> bool:
-    """Tell whether an argument is hidden vectors: a tensor or array of fractions with two dimensions."""
+    """Whether an argument holds hidden vectors: a two-dimensional tensor or array of floats."""
     return getattr(argument, "ndim", 0) == 2 and torch.as_tensor(argument).is_floating_point()
 
 

@@ -58,7 +58,7 @@ def glorot_start(map_name: str, widths: tuple[int, int, int], key: tuple[int, ..
     """Draw the starting parameters of a linear map or MLP: Glorot uniform weights, zero biases (Appendix B.1).
 
     `widths` are those of the hidden vector, the MLP's hidden layer and the target. The draw depends only on
-    `key`, so a map starts the same whether it is trained by itself or in a stack.
+    `key`, so a map starts the same whether it is trained alone or in a stack.
     """
 
     def drawn(fan_in: int, fan_out: int, *own: int) -> Float[Tensor, "fan_in fan_out"]:

@@ -1,4 +1,4 @@
-"""What `token_identifiability` gives back, and what it reads in one text."""
+"""What `token_identifiability` returns, and its reading of one text."""
 
 import json
 from collections.abc import Mapping, Sequence

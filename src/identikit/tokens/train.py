@@ -73,7 +73,7 @@ def train_grid(
 ) -> Grid:
     """Train all members as Appendix B.1 says, in as few stacks as memory allows, and keep the best learning rates.
 
-    Adam on batches of 256 tokens, shuffled anew in each epoch, minimises the mean of the distance that is tested. A
+    Adam on batches of 256 tokens, reshuffled in each epoch, minimises the mean of the distance that is tested. A
     member stops after 20 epochs without a lower mean distance on the validation sentences, or at 500 epochs, and its
     best parameters are restored. `progress` is called after each epoch, with the most epochs there can be.
     """

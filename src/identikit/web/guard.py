@@ -3,7 +3,7 @@
 A page elsewhere must neither read answers (no CORS; the Host header is checked, so that no other name leads here) nor
 start work (a POST or DELETE with a foreign origin is refused). Starlette's TrustedHostMiddleware passes over the port
 and answers in plain text. uvicorn waits for headers without end, and a few hundred half-sent requests would use up the
-files that a process may open: here headers must arrive in time, and only so many connections are open at once.
+files that a process may open: here headers must arrive in time, and the number of open connections is limited.
 """
 
 import asyncio

@@ -20,9 +20,9 @@ from identikit.version import __version__
 from identikit.web import messages
 from identikit.web.messages import CANCELLED, Answer, ModelSource, Problem, RefusedError, TextOrPair, WorkerTask
 
-GRACE = 15.0  # seconds that a cancelled task has to end by itself before its process is killed: loading takes longer
+GRACE = 15.0  # seconds a cancelled task has to stop before its process is killed: loading takes longer
 AGAIN = 5.0  # seconds between attempts to start a process that ends before it is ready
-HEARTBEAT = 15.0  # seconds of silence after which a stream says that it is still there
+HEARTBEAT = 15.0  # seconds of silence after which a stream sends a sign of life
 
 
 @dataclass(eq=False)
@@ -111,7 +111,7 @@ class WorkerProcess:
         return pending
 
     def cancel(self, pending: PendingTask) -> None:
-        """End a task at once; its process is free when it heeds that or was killed."""
+        """End a task at once; its process is free again once it has stopped or been killed."""
         if pending in self.waiting:
             self.waiting.remove(pending)
         elif pending is self.current and not pending.answer.done():

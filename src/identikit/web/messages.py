@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
-ROWS = 16  # rows that one request may ask for
+ROWS = 16  # the most rows per request
 
 Place = Annotated[int, Field(ge=0, le=2**31 - 1, description="Counted from 0.")]
 RowPlace = Annotated[list[Place], Field(min_length=3, max_length=3, description="Layer, head and query.")]
@@ -20,7 +20,7 @@ State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 
 class _Request(BaseModel):
-    """A body that a visitor sends: only what is named here, of just these types."""
+    """The body of a request: only these fields, of exactly these types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -32,7 +32,7 @@ class NewJob(_Request):
     pair: str | None = Field(None, description="A second text, read together with the first.")
     model: str | None = Field(None, description="One of the server's models, by its name; the first if left out.")
     measures: list[str] = Field([], description="Also read attention in these ways, of those that the server names.")
-    target: str | int | None = Field(None, description="What measures that need a target are of: a token, or a number.")
+    target: str | int | None = Field(None, description="The target of measures that need one: a token, or a number.")
 
 
 class RowsRequest(_Request):
@@ -101,7 +101,7 @@ class ServedModel(BaseModel):
 
 
 class OfferedMeasure(BaseModel):
-    """A way to read attention that an analysis may be asked for; `of_target`: it is of a target, such as a token."""
+    """A reading of attention that an analysis can include; `of_target`: it needs a target, such as a token."""
 
     name: str
     meaning: str
@@ -118,12 +118,12 @@ class Limits(BaseModel):
     waiting: int = Field(default=8, description="Analyses that may wait.")
     seconds: float = Field(default=20.0, description="About how long rows of attention are bounded in an analysis.")
     analysis: float = Field(default=900.0, description="Seconds that an analysis may take.")
-    question: float = Field(default=60.0, description="Seconds that a question may take.")
+    question: float = Field(default=60.0, description="The most seconds a question may take.")
     questions: int = Field(default=16, description="Questions that may wait.")
     streams: int = Field(default=64, description="Streams of events that may be open.")
     results: int = Field(default=64, description="Ended analyses that are kept.")
     kept: int = Field(default=2**29, description="How many bytes of them are kept.")
-    rows: int = Field(default=ROWS, description="Rows that one request may ask for.")
+    rows: int = Field(default=ROWS, description="The most rows per request.")
 
     @computed_field
     @property
@@ -227,7 +227,7 @@ CANCEL = "cancel"
 class ModelSource:
     """A model that the server was started with: a hub id, a folder, or None for the packaged one, and how to load it.
 
-    `fingerprint` and `revision` are known once it was loaded: whoever loads it again must find the same.
+    `fingerprint` and `revision` are known once the model has been loaded; loading it again must give the same.
     """
 
     model: str | None

@@ -30,7 +30,7 @@ from identikit.results.files import plain
 from identikit.results.measure import Measure
 from identikit.results.result import Result
 from identikit.shapes import Tensor
-from identikit.texts.text import shown
+from identikit.texts.text import SOURCE, Translation, shown
 from identikit.tokens.result import IdentityMap, TokenInversion
 from identikit.version import __version__
 from identikit.web.file import FORMAT, SHORT, File, bits, factors
@@ -43,6 +43,8 @@ _AXES = ("sink_mass", "certain_mass")  # the readings across and up, until a rea
 
 def packed(result: Result, *, progress: Progress = silent) -> bytes:
     """Return everything that the views show of a result."""
+    if SOURCE in result.about:
+        raise InputError("A page shows one text by itself. Draw what is of a source and a target with plot() instead.")
     for kind, add in _PARTS.items():
         if isinstance(result, kind):
             file = File(about=_header(result))
@@ -95,6 +97,8 @@ def _inputs(result: Result) -> dict[str, Any]:
     if source is not None and Path(source).is_absolute():
         source = f"path/to/{Path(source).name}"
     text: object = captured.reading.text
+    if isinstance(text, Translation):  # no call that the page could show has one argument for it
+        return {"source": source, "text": None}
     is_text = model.modality == "text" and isinstance(text, str | tuple)
     if is_text and captured.reading.may_be_cut and not _is_too_long(captured.reading):
         (cut,) = model.encode(text, truncate=True, max_tokens=len(captured.reading.tokens))
@@ -106,7 +110,7 @@ def _inputs(result: Result) -> dict[str, Any]:
 
 
 def _is_too_long(reading: Reading) -> bool:
-    """Tell whether a text was cut because the model reads no more of it."""
+    """Whether a text was cut to the model's limit."""
     if not reading.may_be_cut or reading.model.modality != "text":
         return False
     try:
@@ -291,7 +295,7 @@ def _reading(measure: Measure, source: str, digits: int) -> dict[str, Any]:
 def _add_measures(file: File, result: Explanation) -> None:
     """Add the readings of attention that an explanation was asked for: their ends, and the roles of heads.
 
-    Of each, the page shows the `label`, the `meaning` and the Python (`code`); `axes` say what it is of.
+    Of each, the page shows the `label`, the `meaning` and the Python (`code`); `axes` names its axes.
     """
     text = file.about["calls"].get("text", "")
     kept: list[dict[str, Any]] = []

@@ -62,9 +62,13 @@ def _hash(content: str) -> str:
 def save_report(result: Result, path: str | os.PathLike[str], *, progress: Watched = None) -> Path:
     """Write the page of a result, whole or not at all; a page that is there already is replaced. Returns its path."""
     target = checked_target(path)
-    page = report(result, progress=function("progress", progress)).encode()
+    return write_page(target, report(result, progress=function("progress", progress)))
+
+
+def write_page(target: Path, page: str) -> Path:
+    """Write a page, whole or not at all, and return its path."""
     with _beside(target):
-        write_file(target, page)
+        write_file(target, page.encode())
     return target
 
 

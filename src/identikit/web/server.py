@@ -53,7 +53,7 @@ async def _serve(service: Service, listening: socket.socket, shown: str, hosts: 
     )
     try:
         await service.start()
-        listening.listen()  # before printing the address: whoever connects now waits a moment, and is not refused
+        listening.listen()  # before the address is printed: a client that connects now waits, and is not refused
         print(f"Serving {', '.join(service.models)} on http://{shown}. Press Ctrl-C to stop.", flush=True)
         await _Server(config, service.end_streams).serve(sockets=[listening])
     finally:
@@ -208,7 +208,7 @@ async def _status(id: str, service: Served) -> JobStatus:
 
 @_routes.delete("/api/jobs/{id}", summary="Cancel an analysis")
 async def _cancel(id: str, service: Served) -> JobStatus:
-    service.analyst.cancel(service.find(id))  # one that has ended stays as it is
+    service.analyst.cancel(service.find(id))  # a task that has ended does not change
     return service.status(id)
 
 

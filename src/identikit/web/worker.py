@@ -29,11 +29,11 @@ from identikit.web.rows import packed_rows
 KEPT = 4  # texts whose attention is kept for the next question
 PAUSE = 0.1  # seconds between reports of progress
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
-_CODES = {TooLongError: "too_long", ModelError: "model", IdentikitError: "input"}  # the first that it is
+_CODES = {TooLongError: "too_long", ModelError: "model", IdentikitError: "input"}  # the first class that matches
 
 
 class Cancelled(BaseException):
-    """Raised through an analysis that nobody wants any more; no handler of errors stops it."""
+    """Raised to cancel an analysis that is no longer wanted; no error handler stops it."""
 
 
 def work(connection: Connection, sources: tuple[ModelSource, ...]) -> None:

@@ -255,6 +255,21 @@ def test_what_a_solver_leaves_loose_or_gives_up_is_solved_plainly(solver, kind, 
     assert solver is nonsense or torch.equal(found.order[rows.free], expected)
 
 
+def test_what_a_vertex_missed_counts_into_the_gap(monkeypatch):
+    """A solver whose vertices are a thousandth off their sets, and attain by so much more than the sets allow."""
+    rows, values, wanted, _, upper, _ = case("random")
+
+    def off(rows, wanted, **options):
+        far = torch.full((len(rows.group),), 1e-3, dtype=torch.float64)
+        found = cpu.propose(rows, wanted, **options)._replace(off=far)
+        return found._replace(greatest=found.greatest + found.missed(found.upper))
+
+    monkeypatch.setattr(exact, "_solver", lambda rows: off)
+    monkeypatch.setattr(exact, "propose_plainly", off)
+    bound, gap = exact.greatest(rows, wanted.objectives.reshape(1, 2, -1))
+    assert (bound - upper[:, len(values) :] <= gap + 1e-9).all() and (bound >= upper[:, len(values) :] - 1e-9).all()
+
+
 # Bases
 
 

@@ -138,7 +138,7 @@ class Proposed(NamedTuple):
     - `greatest`, `least`: the quantity at the vertices that were found; `off`: how far these are from the row's set
     - `ahead`: by how much a key is ahead of each of the strongest keys, where it is greatest itself
     - `vertices`: the least and the greatest attention of each objective, where that was asked for
-    - `failed`: rows that were given up
+    - `failed`: rows that were not solved
     """
 
     upper: Float[Tensor, "row quantity rank"]
@@ -172,7 +172,7 @@ class Proposed(NamedTuple):
 
 
 def proven_bounds(rows: Rows, wanted: Wanted, proposed: Proposed) -> Bounds:
-    """Prove the ends that a solver proposes; what it gave up keeps what holds for any attention."""
+    """Prove the ends that a solver proposes; rows it did not solve keep bounds that hold for any attention."""
     known = unbounded(rows, wanted)
     c = wanted.all_objectives(rows)
     own = (rows.attention[:, None] @ c.mT)[:, 0]

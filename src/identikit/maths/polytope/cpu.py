@@ -1,7 +1,7 @@
 r"""Exact ends of many rows on the CPU: compiled, a row at a time on each thread, or one plain linear program per end.
 
 A program is $\max c \cdot a'$ subject to $U^\top a' = U^\top a$, $a' \ge 0$ over the keys that a row sees. Plain
-programs are solved by `scipy.optimize.linprog`, where compiled code gives up or cannot be had. What comes back is a
+programs are solved by `scipy.optimize.linprog`, where compiled code gives up or is not available. What comes back is a
 proposal either way: `bounds` proves it.
 """
 

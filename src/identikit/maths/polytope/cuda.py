@@ -21,7 +21,7 @@ from identikit.shapes import Float, Tensor
 LONGEST = 4096  # keys that a block of threads can hold
 _ROUND = 96  # steps between Newton steps
 _ROUNDS = 4000
-_DRIFT = 1e-3  # an inverse that is further off than this is computed anew
+_DRIFT = 1e-3  # an inverse that is further off than this is recomputed
 _BLOCKS = 4096  # of threads, that keep a GPU busy
 _SHARE = 8  # objectives that a block solves at least, as each begins with a search for a vertex
 _MODES = range(7)  # what a row is doing

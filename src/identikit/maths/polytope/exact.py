@@ -126,7 +126,7 @@ def extreme_rows(
 
 
 def _solver(rows: Rows) -> Solver:
-    """Return what solves these rows: compiled code where it can be had, else one linear program per end."""
+    """Return what solves these rows: compiled code where it is available, otherwise one linear program per end."""
     if rows.attention.is_cuda and find_spec("triton") is not None:
         from identikit.maths.polytope import cuda
 
@@ -186,7 +186,7 @@ def _solved_again(rows: Rows, wanted: Wanted, solve: Solver, *, both: bool = Tru
 
 
 def _solved_plainly(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
-    """Return what plain linear programs propose; without scipy, rows are given up once more."""
+    """Return what plain linear programs propose; without scipy, these rows remain unsolved."""
     if find_spec("scipy") is None:
         return Proposed.nothing(rows, wanted, vertices=vertices)._replace(failed=rows.free.clone())
     return propose_plainly(rows, wanted, both=both, vertices=vertices)

@@ -26,7 +26,7 @@ PIVOT = 1e-9  # the smallest pivot
 ZERO = 1e-12  # a weight this small is 0
 FRESH = 256  # steps between fresh tableaus: updates lose digits
 DRIFT = 1e-12  # a vertex that is farther from the set is computed again with a fresh tableau
-STEPS = 400  # a row that needs more steps per quantity, on average, is given up
+STEPS = 400  # a row that needs more steps per quantity, on average, is abandoned
 _WAY = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
 
 
@@ -117,7 +117,7 @@ def _leaving(column, values, inside, n, room, idle):
 
 @_compiled
 def _exchange(tableau, values, column, pivot, p, q, step):
-    """Exchange row p of the basis for column q, which gets so much weight; `column` is that column as it was.
+    """Exchange row p of the basis for column q, which gets this weight; `column` is that column before the exchange.
 
     Single entries are written after their rows: vectors that are read right after a part of them must wait for it.
     """
@@ -210,7 +210,7 @@ def _dual(row, y):
 def _maximise(row, limit, idle):
     """Go to a vertex with the greatest $c \\cdot a'$; returns whether it was reached within so many steps.
 
-    Profits are carried along from step to step, and computed anew before the end is believed. No artificial column up
+    Profits are carried along from step to step, and computed afresh before an end is accepted. No artificial column up
     to `idle` may grow: what rounding has left in one would otherwise widen the set. The row's arrays are taken out of
     it before the loop: numba counts who holds each, which in the loop took longer than the step.
     """
@@ -298,7 +298,7 @@ def _off(row):
 
 @_compiled
 def _settle(row, limit, off):
-    """Maximise, once more with a fresh tableau where the vertex drifted from the set; note how far it is from it."""
+    """Maximise, once more with a fresh tableau where the vertex drifted from the set; note the remaining distance."""
     if not _maximise(row, limit, np.inf):
         return False
     drift = _off(row)
@@ -394,7 +394,7 @@ def _solve_row(row, task, found, index):
 
 @_compiled
 def solve(task, found, chosen):
-    """Solve chosen rows of a task into `found` (a `Proposed` of arrays), where those that are given up are marked."""
+    """Solve chosen rows of a task into `found` (a `Proposed` of arrays), and mark those that were abandoned."""
     for index in chosen:
         row = _start(task.basis[task.group[index]], task.visible[index], task.attention[index])
         found.failed[index] = not _solve_row(row, task, found, index)

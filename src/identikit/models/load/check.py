@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from identikit.errors import ModelError
+from identikit.errors import IdentikitError, ModelError
 from identikit.models import families
 from identikit.models.blocks import Trace, first_output
 from identikit.models.load.linear import ROUNDED, linear_bias
@@ -20,8 +20,9 @@ from identikit.models.model import Model
 from identikit.models.surroundings import makeup, undisturbed
 from identikit.models.taps.tap import AttentionCall, switched
 from identikit.shapes import Tensor
-from identikit.texts.text import TokenBatch, text_alone
+from identikit.texts.text import TokenBatch, keys_of, text_alone
 
+_ROWS = 64  # of a text with images, about as many rows of attention are compared
 # How far apart two ways of computing one thing may be, relative to the largest entry.
 # Most families compute norms, rotary tables or recurrences in float32, also where the model is in float64.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
@@ -48,7 +49,7 @@ def prove(model: Model) -> int:
             _attention_rebuilds_output(model, call)
             _output_is_projected(model, call, output)
         if model.family.value is not None:
-            _made_once(model, "value", values, batch)
+            _made_once(model, "value", values, keys_of(batch, model.side))
             for call, value in zip(calls, values, strict=True):
                 _values_are_the_layers(model, call, value)
         # Older transformers silently drop the soft-cap under sdpa; their eager attention keeps it.
@@ -59,6 +60,27 @@ def prove(model: Model) -> int:
             _split_is_by_position(model, batch, (trace, calls))
         model.proof = (makeup(model.hf), prove)
         return len(calls)
+
+
+def prove_with_images(model: Model, batch: TokenBatch) -> None:
+    """Prove a tap on a text with images: what it captures gives the model's own output; a ModelError says otherwise."""
+    some = slice(None, None, max(1, batch.keep.shape[1] // _ROWS))  # a text with images is long
+
+    def visit(call: AttentionCall) -> None:
+        _attention_rebuilds_output(model, call, some)
+
+    with model.alone(), undisturbed(), torch.no_grad():
+        try:
+            trace = model.trace(batch, visit)
+        except IdentikitError:
+            raise
+        except Exception as error:  # the modules are the user's, and raise what they like
+            reason = " ".join(str(error).split())[:200].rstrip(".")
+            raise ModelError(
+                f"Reading {model.name}: it failed on a text with images ({type(error).__name__}: {reason}). Use the "
+                "model's own processor."
+            ) from error
+        _output_is_the_models_own(model, batch, trace.hidden[-1])
 
 
 @contextmanager
@@ -81,14 +103,14 @@ def _recorded(model: Model) -> Iterator[tuple[list[Any], list[Any]]]:
         yield values, outputs
 
 
-def _attention_rebuilds_output(model: Model, call: AttentionCall) -> None:
-    weights = call.weights()
+def _attention_rebuilds_output(model: Model, call: AttentionCall, rows: slice = slice(None)) -> None:
+    weights = call.weights(rows)
     where = f"layer {call.layer}:"
-    sums = weights.sum(-1)[call.visible().any(-1).expand(weights.shape[:-1])]
+    sums = weights.sum(-1)[call.visible(rows).any(-1).expand(weights.shape[:-1])]
     whole = torch.ones_like(sums) if call.sink is None else sums.clamp(0, 1)
     _near(model, sums, whole, f"{where} rows of attention sum to 1, or to less with a learned sink")
     rebuilt = weights @ call.value.repeat_interleave(call.groups, dim=1)
-    _near(model, rebuilt, call.output, f"{where} attention times values is the head output")
+    _near(model, rebuilt, call.output[:, :, rows], f"{where} attention times values is the head output")
 
 
 def _output_is_projected(model: Model, call: AttentionCall, made: Tensor) -> None:
@@ -144,8 +166,7 @@ def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -
     """
     what = f"output with the tap, padded, is the model's own, alone (`positions={model.family.positions}`)"
     for row, keep in enumerate(batch.keep):
-        alone = model.sample((int(keep.sum()),)) if batch.features is None else text_alone(batch, row)
-        arguments = model.arguments(alone)
+        arguments = model.arguments(text_alone(batch, row))
         arguments.pop("position_ids", None)
         made: list[Tensor] = []
         hook = model.blocks[-1].register_forward_hook(lambda *seen, made=made: made.append(first_output(seen[-1])))

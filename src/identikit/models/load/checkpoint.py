@@ -13,21 +13,24 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
+import torch
 import transformers
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.hub import cached_file
 
 from identikit.errors import ModelError
 from identikit.models.families import find_all, stack_of
-from identikit.models.load.weights import unwrapped
+from identikit.models.load.weights import unpacking, unwrapped
 from identikit.models.table import FAMILIES
 
 FOLDER = "Name a folder with config.json, model.safetensors and its tokenizer"
+GGUF = ".gguf"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
@@ -42,7 +45,7 @@ _SECONDS = 5  # that a hub may take for its first answer
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a checkpoint is: the `source`, a folder or hub id, at a revision, and whether its own code may run."""
+    """Where a checkpoint is: the `source`, a folder, hub id or GGUF file, at a revision; whether its code may run."""
 
     source: str
     revision: str | None = None
@@ -51,7 +54,7 @@ class Checkpoint:
     @cached_property
     def unreachable(self) -> bool:
         """Whether it is on a hub that does not answer; huggingface_hub would ask six times for each of its files."""
-        if Path(self.source).is_dir():
+        if Path(self.source).exists():
             return False
         try:
             get_hf_file_metadata(hf_hub_url(self.source, "config.json", revision=self.revision), timeout=_SECONDS)
@@ -62,13 +65,27 @@ class Checkpoint:
         return False
 
     @property
+    def gguf(self) -> Path | None:
+        """The GGUF file that it is; None: it is a folder or on a hub."""
+        file = Path(self.source)
+        return file if file.suffix == GGUF and file.is_file() else None
+
+    @property
+    def place(self) -> str:
+        """What transformers reads it from: the source, or the folder of a GGUF file."""
+        return self.source if self.gguf is None else str(self.gguf.parent)
+
+    @property
     def options(self) -> dict[str, Any]:
-        """The arguments with which transformers reads it, beside the source."""
+        """The arguments with which transformers reads it, beside the place."""
         own = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        own |= {} if self.gguf is None else {"gguf_file": self.gguf.name}
         return own | {"local_files_only": self.unreachable}
 
     def file(self, name: str) -> Path | None:
         """Return where one of its files is; None if it has no such file or cannot be reached."""
+        if self.gguf is not None:
+            return None
         try:
             path = cached_file(self.source, name, revision=self.revision, local_files_only=self.unreachable)
         except OSError:
@@ -104,7 +121,20 @@ def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
                 f"Loading {checkpoint.source}: the model_type in its config.json is {kind!r:.60}, which transformers "
                 f"{transformers.__version__} does not know. Check config.json, or install a newer transformers."
             )
-    return AutoConfig.from_pretrained(checkpoint.source, **checkpoint.options)
+    return AutoConfig.from_pretrained(checkpoint.place, **checkpoint.options)
+
+
+def read_gguf(checkpoint: Checkpoint, dtype: torch.dtype | str) -> PreTrainedModel:
+    """Return the model of a GGUF file, its packed weights as the numbers that they stand for."""
+    with unpacking("GGUF", checkpoint.source):
+        config = read_config(checkpoint)
+        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+        kind = getattr(transformers, name) if isinstance(name, str) else AutoModel
+        model, report = kind.from_pretrained(
+            checkpoint.place, dtype=dtype, output_loading_info=True, **checkpoint.options
+        )
+    check_read(model, report, {}, checkpoint.source, plain=False)
+    return model
 
 
 def read_object(file: Path, source: str) -> dict[str, Any]:

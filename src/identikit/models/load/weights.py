@@ -7,7 +7,6 @@ What transformers itself turns into plain weights is read that way; packed ones 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from identikit.errors import ModelError
-from identikit.shapes import Tensor
+from identikit.shapes import Bool, Tensor
 
 PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _BARE = ("torch.nn.", "transformers.pytorch_utils")  # whose modules read plain weights only
@@ -213,16 +212,25 @@ def offloaded_again(model: nn.Module) -> Iterator[None]:
                     hook.post_forward(module, ())
 
 
-def gguf_words(file: Path) -> str:
-    """Return what is wrong with a GGUF file, and what to do."""
-    return (
-        "it is a GGUF file, whose weights are packed. Save them as plain ones with transformers and its package gguf: "
-        f"AutoModelForCausalLM.from_pretrained({str(file.parent)!r}, gguf_file={file.name!r}).save_pretrained(folder), "
-        "and the tokenizer likewise; then name that folder."
-    )
-
-
 # NaN and infinity
+
+
+def check_finite(
+    name: str, hf: nn.Module, keep: Bool[Tensor, "batch n"], vectors: list[Tensor], dtype: torch.dtype
+) -> None:
+    """Refuse a run whose embedding sum, or a block's output, is not finite at a token; padding does not count."""
+    padding = ~keep.to(vectors[0].device)
+    finite = torch.stack([(tensor.isfinite().all(-1) | padding).all() for tensor in vectors]).tolist()
+    if all(finite):
+        return
+    first = finite.index(False)
+    where = "before layer 0" if first == 0 else f"after layer {first - 1}"
+    weight = broken_weight(hf)
+    advice = wider_dtype(dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
+    raise ModelError(
+        f"Running {name}: its hidden vectors {where} hold NaN or infinity in {str(dtype).removeprefix('torch.')}, so "
+        f"nothing can be read from this text. {advice}"
+    )
 
 
 def broken_weight(model: nn.Module) -> str | None:

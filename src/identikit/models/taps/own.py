@@ -344,6 +344,18 @@ def xlnet_refusal(config: PreTrainedConfig) -> str | None:
 
 
 @contextmanager
+def inside(model: PreTrainedModel) -> Iterator[None]:
+    """Switch the tap in for the text model inside a model; what reads its images keeps its own attention.
+
+    The whole model makes masks by the text model's configuration, which is the same object.
+    """
+    text = model.config.get_text_config()
+    models = (module for module in model.modules() if isinstance(module, PreTrainedModel))
+    with tap.switched(next((part for part in models if part.config is text), model)):
+        yield
+
+
+@contextmanager
 def gated(model: PreTrainedModel) -> Iterator[None]:
     """Switch the tap in, and have every attention module pass its gate to the call."""
     with tap.switched(model), ExitStack() as stack:

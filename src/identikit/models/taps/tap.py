@@ -46,19 +46,22 @@ _place: ContextVar["Place"] = ContextVar("identikit_place")
 class Place:
     """Where a run is: the index of the block that is running, and how many attention calls were made so far.
 
-    `home` is the device on which what is read comes together, where layers are on several; None: they are on one.
+    `home` is the device on which what is read comes together, where layers are on several; None: they are on one. Where
+    blocks attend several times, `wanted` is the number of the only call that is read now.
     """
 
     home: torch.device | None = None
     block: int = 0
     calls: int = 0
+    wanted: int | None = None
 
 
 @dataclass(frozen=True)
 class RowMask:
     """A mask too long to hold: the `rule` that made it, evaluated only for the rows asked for.
 
-    It is for `batch` texts of `length` tokens, on `device`; `plain_causal` says that each token sees all before it.
+    It is for `batch` texts of `length` tokens, on `device`, or for `queries` that look at so many; `plain_causal` says
+    that each token sees all before it.
     """
 
     rule: MaskRule
@@ -66,12 +69,12 @@ class RowMask:
     length: int
     device: torch.device
     plain_causal: bool
+    queries: int | None = None
 
     def rows(self, queries: Selection) -> Bool[Tensor, "batch 1 row key"]:
         """Return the rows of the chosen queries."""
-        batch, head, query, key = (
-            torch.arange(n, device=self.device) for n in (self.batch, 1, self.length, self.length)
-        )
+        sizes = self.batch, 1, self.queries or self.length, self.length
+        batch, head, query, key = (torch.arange(n, device=self.device) for n in sizes)
         index = torch.meshgrid(batch, head, query[queries], key, indexing="ij")
         return self.rule(*index).expand(index[0].shape)
 
@@ -122,8 +125,7 @@ class AttentionCall:
         if isinstance(self.mask, RowMask):
             return self.mask.rows(queries)
         if self.mask is None:
-            batch, _, length, _ = self.query.shape
-            rows = len(torch.arange(length)[queries])
+            batch, _, rows, _ = self.query[:, :, queries].shape
             return torch.ones(batch, 1, rows, self.key.shape[2], dtype=torch.bool, device=self.query.device)
         return self.mask[:, :, queries]
 
@@ -166,32 +168,31 @@ class AttentionCall:
         key = self.key[0, chosen // self.groups].double()
         return 1 - torch.tanh(query @ key.mT * self.scaling / self.softcap).square()
 
-    def of_text(self, row: int, positions: Int[Tensor, "n"]) -> "AttentionCall":
-        """Return the call of one text of the batch without its padding, as if the text had been run alone."""
-        places = positions
-        bias_keys = self.bias_keys
-        if len(positions) == self.query.shape[2]:
-            positions = slice(None)  # pyright: ignore[reportAssignmentType]
+    def of_text(self, row: int, positions: Int[Tensor, "n"], keys: Tensor | None = None) -> "AttentionCall":
+        """Return the call of one text of the batch, without its padding; `keys` are positions in its source."""
+        keys = positions if keys is None else keys
+        queries = slice(None) if len(positions) == self.query.shape[2] else positions
+        seen = slice(None) if len(keys) == self.key.shape[2] else keys
 
-        def part(tensor: Tensor) -> Tensor:
-            return tensor[row : row + 1, :, positions]
+        def part(tensor: Tensor, kept: Selection = queries) -> Tensor:
+            return tensor[row : row + 1, :, kept]
 
         mask = self.mask
         bias = self.bias
-        if isinstance(mask, RowMask) and (mask.batch > 1 or isinstance(positions, Tensor)):
+        if isinstance(mask, RowMask) and (mask.batch > 1 or isinstance(queries, Tensor) or isinstance(seen, Tensor)):
             raise ModelError(f"Reading a text of over {LONGEST_MASK} tokens: it must be run alone, not in a batch.")
         if isinstance(mask, Tensor):
-            mask = part(mask)[..., positions]
+            mask = part(mask)[..., seen]
         if bias is not None:
-            bias = part(bias if len(bias) > 1 else bias.expand(row + 1, -1, -1, -1))[..., positions]
+            bias = part(bias if len(bias) > 1 else bias.expand(row + 1, -1, -1, -1))[..., seen]
         return replace(
             self,
             query=part(self.query),
-            key=part(self.key),
-            value=part(self.value),
+            key=part(self.key, seen),
+            value=part(self.value, seen),
             mask=mask,
             bias=bias,
-            bias_keys=None if bias_keys is None else partial(_keys_of_text, bias_keys, row, places),
+            bias_keys=None if self.bias_keys is None else partial(_keys_of_text, self.bias_keys, row, positions),
             gate=None if self.gate is None else part(self.gate),
         )
 
@@ -256,7 +257,10 @@ def _keys_on(
 
 def hand_over(call: AttentionCall) -> Float[Tensor, "batch head query d_v"]:
     """Give a layer's call to the visitor; return the head output that the model continues with."""
-    replaced = _visitor.get()(call.on(_place.get().home))
+    place = _place.get()
+    if place.wanted not in (None, place.calls - 1):
+        return call.output
+    replaced = _visitor.get()(call.on(place.home))
     return call.output if replaced is None else replaced.to(call.query.device)
 
 
@@ -346,7 +350,7 @@ def _mask(
         rule = and_masks(mask_function, padding_mask_function(attention_mask))
     plain = rule is causal_mask_function
     handle = torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device="meta")
-    handle.identikit_rule = RowMask(rule, batch_size, kv_length, torch.device(device), plain)  # pyright: ignore
+    handle.identikit_rule = RowMask(rule, batch_size, kv_length, torch.device(device), plain, q_length)  # pyright: ignore
     return handle
 
 

@@ -340,7 +340,7 @@ def _strongest_is_certain(evidence: Evidence) -> Finding:
 
     Holds if: in more than half of the rows of texts of more than d_v tokens.
 
-    Judge a share of rows, of which some are not decided: they count as free, and then as determined.
+    Judge a share of rows, some of them undecided: count these first as free, then as determined.
     """
     rows = _long(evidence, "intervals")
     counted = rows.assign(sure=rows["certain"].fillna(0.0) * (rows["rows"] - rows["undecided"]))

@@ -42,7 +42,7 @@ def _outweighed(evidence: Evidence) -> Curve:
 def _near_paper(
     evidence: Evidence, curve: Callable[[Evidence], Curve], layers: tuple[int, ...], paper: float
 ) -> Finding:
-    """Judge that a number is the paper's at the layers that stand for these of the paper."""
+    """Judge whether a number agrees with the paper's at the corresponding layers."""
     here = [evidence.subject.named_layers[layer] for layer in layers]
     require(len({*here}) == len(layers))
     numbers = curve(evidence)

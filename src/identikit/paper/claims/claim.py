@@ -19,7 +19,7 @@ from identikit.paper.evidence import Evidence
 
 ONE_LAYER = "the model has only one layer"
 BESIDE = "Beside the paper"  # the section of our own claims
-NOTHING = "–"  # what stands for a measurement where there is none
+NOTHING = "–"  # written where there is no measurement
 EXACT = 1
 AVERAGED = 20
 RARE = 100
@@ -37,7 +37,7 @@ TEXTS = {
 MANY = 5  # from so many folds on, their spread says how uncertain their mean is
 OVERLAP = 3 / 14  # test over training texts: folds share their training texts (Nadeau and Bengio 2003)
 FEW = 30  # up to so many numbers, p-values come from permutations
-PERMUTATIONS = 50_000  # all there are of 8 numbers or fewer
+PERMUTATIONS = 50_000  # every permutation of up to 8 numbers
 CLUSTERED = 1.25  # how much larger errors are because tokens of a text are alike: 0.9 to 1.3 for naive rates on MRPC
 
 
@@ -127,7 +127,7 @@ class Claim(Basis):
 
     @property
     def by_norm(self) -> bool:
-        """Whether it rests on contributions, and so is judged under each norm."""
+        """Whether it is about contributions, which depend on the norm."""
         return any("{norm}" in need for need in self.needs)
 
 
@@ -229,13 +229,13 @@ def average(estimates: Iterable[Measurement]) -> Measurement:
 
 
 def share_of(share: float, tokens: float) -> Measurement:
-    """A share of so many tokens, with its binomial variance; that of a share of 0 or 1 is small, but not 0."""
+    """A share of `tokens` tokens with its binomial variance, which is small but not 0 for a share of 0 or 1."""
     smoothed = (share * tokens + 1) / (tokens + 2)
     return Measurement(np.array([share]), CLUSTERED**2 * smoothed * (1 - smoothed) / tokens)
 
 
 def median_of(box: Mapping[Any, Any], tokens: float) -> Measurement:
-    """The median of so many tokens from a row of quartiles, with the variance that a normal distribution would give."""
+    """The median over `tokens` tokens from a row of quartiles, with the variance of a normal distribution."""
     deviation = (box["upper"] - box["lower"]) / 1.349
     return Measurement(np.array([box["median"]]), CLUSTERED**2 * np.pi / 2 * deviation**2 / tokens)
 

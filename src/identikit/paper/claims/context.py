@@ -289,7 +289,7 @@ def _content_over_function(evidence: Evidence) -> Finding:
     classes = {name: share for name, names in CONTENT.items() if (share := kept(names)) is not None}
     function = kept(FUNCTION)
     if not classes or function is None:
-        raise NotApplicableError(f"no content words or no function words of which there are {FEWEST}")
+        raise NotApplicableError(f"no content words, or no function words, whose tag has {FEWEST} tokens")
     measured = ", ".join(f"{name} {share}" for name, share in classes.items())
     margins = [share.over(function.times(1 + AHEAD)) for share in classes.values()]
     return decided(evidence, margins, f"{measured}, function words {function}")

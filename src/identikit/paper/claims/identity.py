@@ -42,7 +42,7 @@ def rates_of(evidence: Evidence, name: str = "rates", /, **where: object) -> Tab
 
 
 def rate(frame: Table) -> Measurement:
-    """The mean of all rates of a frame; within a fold they are of the same tokens."""
+    """The mean of all rates of a frame; within a fold they cover the same tokens."""
     _, fold, count = np.unique(frame["fold"].to_numpy(), return_inverse=True, return_counts=True)
     rates = np.bincount(fold, frame["rate"].to_numpy()) / count
     tokens = np.bincount(fold, frame["n_tokens"].to_numpy()) / count

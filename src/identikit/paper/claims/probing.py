@@ -48,7 +48,7 @@ claim(
 
 
 def _elsewhere(evidence: Evidence, map: str, distance: str) -> tuple[Measurement, Measurement]:
-    """The rate of maps on layers other than their own, and how far it is below that of the maps of those layers."""
+    """The rate of maps on layers other than their own, and how far it is below the maps fitted to those layers."""
     rates = across(evidence, map, distance)
     pairs = [(fitted, tested) for fitted in rates for tested in rates[fitted] if fitted != tested]
     require(pairs)

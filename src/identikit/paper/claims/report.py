@@ -40,7 +40,7 @@ class JudgedClaim:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict, or that it is not the same under all norms."""
+        """The verdict, or `MIXED` where norms disagree."""
         verdicts = {found.verdict for found in self.findings.values()}
         return verdicts.pop() if len(verdicts) == 1 else Verdict.MIXED
 

@@ -118,7 +118,7 @@ def attention_to_separators(evidence: Evidence) -> Drawing:
 def passage_head(evidence: Evidence) -> DataFrame:
     """The head of the passage that looks most at [CLS] and [SEP], or what a tokenizer has for them: `special` keys.
 
-    Where the passage has none, the first token, which then gathers idle attention, stands for them in the choice.
+    Where the passage has none, the first token takes their place: idle attention goes there.
     """
     table = evidence.tables["passage"]
     special = np.array([bool(_SPECIAL.fullmatch(token)) for token in table["key_token"]])

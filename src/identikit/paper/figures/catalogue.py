@@ -7,7 +7,7 @@ from identikit.paper.figures.figure import Figure
 
 
 def _number(name: str) -> tuple[float, str]:
-    """Return a figure's number in the paper and its letter; those that have none come last."""
+    """Return a figure's number in the paper and its letter; figures without a number come last."""
     number = re.fullmatch(r"fig(\d+)([a-c]?)", name)
     return (float(number[1]), number[2]) if number else (float("inf"), "")
 

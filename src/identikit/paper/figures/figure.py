@@ -40,7 +40,7 @@ class Figure:
     - `needs`: the tables of the evidence it is drawn from
     - `shows`: the columns of its data that are drawn, "by" the columns that tell rows apart: "rate by map, layer"
     - `data`: the dataset the paper used, "" where the texts are the paper's own
-    - `layer`: the one layer it shows, 0 for several; `not_causal`: why a causal model has none, if so
+    - `layer`: the one layer it shows, 0 for several; `not_causal`: why a causal model cannot have it; empty if it can
     """
 
     name: str

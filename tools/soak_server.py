@@ -1,4 +1,4 @@
-"""Send mixed requests to a server, several at a time, and watch that it stays well: `python tests/web/soak_server.py`.
+"""Send mixed requests to a server, several at a time, and watch that it stays well: `python tools/soak_server.py`.
 
 Among them are analyses old and new, cancels, questions, streams that are followed or left, and bad bodies. There must
 be no error 500, the queue must keep to its limit, and the memory of the server and its workers must stay flat.
@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.web.served import Served, save_models, served
 

@@ -1,0 +1,160 @@
+"""How families of models turn an image into tokens inside a text: grids, their place on the picture, and spelling.
+
+Each function follows the family's image processor and processor in transformers; the tests hold it against both.
+"""
+
+import math
+from collections.abc import Sequence
+
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from identikit.texts.pictures import ImagesInText, Processed, View
+
+
+def _in_a_row(token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[View]) -> str:
+    return token * sum(view.tokens for view in views)
+
+
+# LLaVA: resized, perhaps padded to a square before, and cut to the middle
+
+
+def _cropped(image: Processed) -> tuple[View, ...]:
+    """Return the middle of the picture that is left after resizing and cropping."""
+    processor = image.processor
+    height, width = image.made["pixel_values"][image.number].shape[-2:]
+    patch = image.config.vision_config.patch_size
+    whole = (image.height, image.width)
+    before = (0.0, 0.0)  # what padding adds above and at the left, in pixels of the picture
+    if getattr(processor, "do_pad", False):
+        side = max(whole)
+        before = ((side - image.height) // 2, (side - image.width) // 2)
+        whole = (side, side)
+    shortest = dict(processor.size).get("shortest_edge")
+    resized = (height, width)
+    if not processor.do_resize:
+        resized = whole
+    elif shortest:
+        resized = tuple(int(shortest * side / min(whole)) for side in whole)
+    ends = []
+    for made, from_side, side, padding in zip((height, width), resized, whole, before, strict=True):
+        start = (from_side - made) // 2
+        ends.append(tuple(edge * side / from_side - padding for edge in (start, start + made)))
+    (top, bottom), (left, right) = ends
+    return (View(height // patch, width // patch, (left, top, right, bottom)),)
+
+
+LLAVA = ImagesInText(_cropped, _in_a_row)
+
+
+# Idefics3 and SmolVLM: tiles of one size, row by row, and then the whole picture
+
+
+def _tiles_and_overview(image: Processed) -> tuple[View, ...]:
+    vision = image.config.vision_config
+    side = vision.image_size // vision.patch_size // image.config.scale_factor
+    rows, columns = ([count for text in image.made[name] for count in text][image.number] for name in ("rows", "cols"))
+    return (*_tiles(image, int(rows), int(columns), side), View(side, side, image.whole))
+
+
+def _tiles(image: Processed, rows: int, columns: int, side: int) -> list[View]:
+    """Return the tiles of a picture that is cut evenly, each of `side` × `side` tokens."""
+    wide = image.width / columns if columns else 0.0
+    high = image.height / rows if rows else 0.0
+    views = []
+    for row in range(rows):
+        for column in range(columns):
+            box = (column * wide, row * high, (column + 1) * wide, (row + 1) * high)
+            views.append(View(side, side, box, (row, column)))
+    return views
+
+
+def _tagged(token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[View]) -> str:
+    """Return each tile after its row and column, a line for each row of tiles, and the whole picture after its tag."""
+    around = "<fake_token_around_image>"
+    spelled = ""
+    for view, following in zip(views, [*views[1:], None], strict=True):
+        if view.tile is None:
+            spelled += f"{around}<global-img>{token * view.tokens}{around}"
+            continue
+        spelled += f"{around}<row_{view.tile[0] + 1}_col_{view.tile[1] + 1}>{token * view.tokens}"
+        if following is None or following.tile is None:
+            spelled += "\n\n"
+        elif following.tile[0] > view.tile[0]:
+            spelled += "\n"
+    return spelled
+
+
+IDEFICS3 = ImagesInText(
+    _tiles_and_overview,
+    _tagged,
+    arguments=("pixel_values", "pixel_attention_mask"),
+    options={"return_row_col_info": True},
+)
+
+
+# Qwen: resized to whole patches, of which neighbours are merged
+
+
+def _merged(image: Processed) -> tuple[View, ...]:
+    _, height, width = (int(count) for count in image.made["image_grid_thw"][image.number])
+    merge = image.config.vision_config.spatial_merge_size
+    return (View(height // merge, width // merge, image.whole),)
+
+
+QWEN = ImagesInText(_merged, _in_a_row, arguments=("pixel_values", "image_grid_thw"), kinds="mm_token_type_ids")
+
+
+# Gemma 3: resized to a square, whose patches are averaged; the tokens of an image see one another
+
+
+def _averaged(image: Processed) -> tuple[View, ...]:
+    side = math.isqrt(image.config.mm_tokens_per_image)
+    return (View(side, side, image.whole),)
+
+
+def _between_lines(
+    token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[View]
+) -> str:
+    begin, end = (tokenizer.convert_ids_to_tokens(index) for index in (config.boi_token_index, config.eoi_token_index))
+    return f"\n\n{begin}{_in_a_row(token, tokenizer, config, views)}{end}\n\n"
+
+
+GEMMA3 = ImagesInText(
+    _averaged,
+    _between_lines,
+    kinds="token_type_ids",
+    options={"do_pan_and_scan": False},
+    placeholder="boi_token_index",
+    bidirectional=True,
+)
+
+
+# InternVL: tiles of one size, row by row, and then, if there are several, the whole picture
+
+
+def _tiles_and_thumbnail(image: Processed) -> tuple[View, ...]:
+    ratio = image.config.downsample_ratio
+    vision = image.config.vision_config
+    side, _ = (round(size / patch * ratio) for size, patch in zip(vision.image_size, vision.patch_size, strict=True))
+    count = int(image.made["num_patches"][image.number])
+    whole = View(side, side, image.whole)
+    if count == 1:
+        return (whole,)
+    tiles = count - 1
+    shape = image.width / image.height
+    columns = min(
+        (columns for columns in range(1, tiles + 1) if tiles % columns == 0),
+        key=lambda columns: abs(shape - columns * columns / tiles),
+    )
+    return (*_tiles(image, tiles // columns, columns, side), whole)
+
+
+def _between_tags(
+    token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[View]
+) -> str:
+    begin = getattr(tokenizer, "start_image_token", None) or "<img>"
+    end = getattr(tokenizer, "end_image_token", None) or "</img>"
+    return f"{begin}{_in_a_row(token, tokenizer, config, views)}{end}"
+
+
+INTERNVL = ImagesInText(_tiles_and_thumbnail, _between_tags, options={"crop_to_patches": True})

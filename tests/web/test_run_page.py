@@ -1,0 +1,67 @@
+"""The page about a run: what it draws is in the tables, and everything from outside is only text."""
+
+import csv
+import math
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from tests.cli.made import run
+from tests.runs.made import save_model
+
+TEXTS = ["w5 w6 w7 w8 w9", "w9 w5 w9", "w6 w6 w6 w6 w6 w6 w6", "w4 w5", "w7 w8 w9 w10 w11 w12", "w8", "w9 w8 w7 w6"]
+HOSTILE = "<script>alert('w5')</script>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run over eight texts, one of them HTML, and the page about it."""
+    place = tmp_path_factory.mktemp("page")
+    texts = place / "texts.txt"
+    texts.write_text("\n".join([*TEXTS, HOSTILE]))
+    out = place / "run"
+    model = save_model(place / "model")
+    done = run("attention", "--data", texts, "--model", model, "--out", out, "--intervals", "3")
+    assert done.status == 0, done.stderr
+    assert run("report", out).status == 0
+    return out
+
+
+def test_every_head_is_drawn_with_its_mean_and_error(folder: Path):
+    page = re.sub(r"\s+", " ", (folder / "report.html").read_text())
+    with (folder / "heads.csv").open() as rows:
+        heads = [row for row in csv.DictReader(rows) if row["entropy"]]
+    places = {(row["layer"], row["head"]) for row in heads}
+    assert len(places) == 12
+    for layer, head in places:
+        values = [float(row["entropy"]) for row in heads if (row["layer"], row["head"]) == (layer, head)]
+        error = statistics.stdev(values) / math.sqrt(len(values))
+        title = f"<title>L{layer}H{head}: {statistics.mean(values):.3g} ± {error:.3g} ({len(values)} texts)</title>"
+        assert title in page
+
+
+def test_the_texts_at_both_ends_are_named(folder: Path):
+    page = (folder / "report.html").read_text()
+    with (folder / "correlation.csv").open() as rows:
+        values = {int(row["text"]): float(row["pearson"]) for row in csv.DictReader(rows) if row["pearson"]}
+    table = page[page.index("Texts that stand out") :]
+    row = table[table.index("<b>pearson</b>") :]
+    numbers = [int(number) for number in re.findall(r'class="number">(\d+)</td>', row)[:2]]
+    assert numbers == [min(values, key=values.__getitem__), max(values, key=values.__getitem__)]
+
+
+def test_texts_are_only_text_and_nothing_is_fetched(folder: Path):
+    page = (folder / "report.html").read_text()
+    assert "<script" not in page
+    assert not re.search(r"(src|href)=", page)
+
+
+def test_what_cannot_be_drawn_is_refused_in_a_line(folder: Path, tmp_path: Path):
+    for arguments, why in (
+        ((folder, "--html", tmp_path / "page.txt"), "ends in .html"),
+        ((folder, "--html", tmp_path / "nowhere" / "page.html"), "does not exist"),
+        ((tmp_path,), "run.json"),
+    ):
+        assert run("report", *arguments).refused(why)
