@@ -13,7 +13,7 @@ from typing import Any, SupportsFloat, SupportsIndex, TypeGuard, cast
 
 import torch
 
-from identikit.errors import InputError
+from identikit.errors import IdentikitError, InputError
 
 _SEEDS = 2**32  # more than anyone needs, and few enough for every generator
 
@@ -91,6 +91,17 @@ def function(name: str, value: object) -> Callable[..., Any]:
     return value
 
 
+def called(what: str, function: Callable[..., Any], *arguments: object) -> Any:
+    """Return what a user's function gives, or say that it failed: `what` did."""
+    try:
+        return function(*arguments)
+    except IdentikitError:
+        raise
+    except Exception as error:  # the function is the user's, and raises what it likes
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".: ")
+        raise InputError(f"{what} failed on the text ({reason}).") from error
+
+
 def known(name: str, value: object, names: Sequence[str]) -> str:
     """Return a name that is among those known."""
     if not isinstance(value, str) or value not in names:
@@ -112,6 +123,16 @@ def known_names(name: str, value: object, names: Sequence[str]) -> tuple[str, ..
 def is_collection(value: object) -> TypeGuard[Collection[object]]:
     """Whether an argument holds several things; an iterator does not, for it can be read only once, or without end."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) != 0
+
+
+def is_unicode(value: object) -> TypeGuard[str]:
+    """Whether an argument is a string that can be printed and saved, that is, one without lone surrogates."""
+    if not isinstance(value, str):
+        return False
+    with suppress(UnicodeEncodeError):
+        value.encode()
+        return True
+    return False
 
 
 def no_effect(name: str, value: object, reason: str) -> None:

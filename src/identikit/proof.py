@@ -20,7 +20,6 @@ about the numbers in the file; a proof cannot show that they came from a model.
 
 import hashlib
 import json
-import math
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -42,7 +41,7 @@ def need(condition, why):
 
 def number(value):
     """Return a finite float or whole number of the file as the rational number that it is."""
-    need(type(value) in (int, float) and math.isfinite(value), f"{value!r:.40} is not a finite number")
+    need(type(value) in (int, float) and abs(value) <= sys.float_info.max, f"{value!r:.40} is not a finite number")
     return Fraction(value)
 
 
@@ -157,18 +156,25 @@ def check(text):
         yield step.get("name"), *ends[-1], min(proven[0] - ends[-1][0], ends[-1][1] - proven[1])
 
 
+def plainly(words):
+    """Return words of a file on one line, with escapes for what no terminal should be sent."""
+    printable = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(words))
+    encoding = sys.stdout.encoding or "utf-8"
+    return printable.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def main(file):
     """Check a file, print its claims (the steps with a name), and return 0 if all steps are proven."""
     try:
         steps = list(check(Path(file).read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, Refused) as why:
-        print(f"Not proven: {file}: {why}.")
+    except (OSError, ValueError, Refused) as why:
+        print(f"Not proven: {plainly(file)}: {plainly(why)}.")
         return 1
     wrong = [step for step in steps if step[3] < 0]
     claims = [step for step in steps if step[0] is not None]
     for name, lower, upper, slack in wrong or claims:
-        verdict = f"Not proven, by {float(-slack):.3g}" if slack < 0 else "Proven"
-        print(f"{verdict}: {name or 'a step'} is between {float(lower)!r} and {float(upper)!r}.")
+        verdict = f"Not proven, by {float(min(-slack, Fraction(sys.float_info.max))):.3g}" if slack < 0 else "Proven"
+        print(f"{verdict}: {plainly(name or 'a step')} is between {float(lower)!r} and {float(upper)!r}.")
     print(f"{'Not proven' if wrong or not claims else 'Proven'}: {len(claims)} claims, {len(steps)} steps.")
     return 1 if wrong or not claims else 0
 

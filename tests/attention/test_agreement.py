@@ -72,12 +72,27 @@ def test_agreement_is_its_definition(model: ik.Model, found):
     assert found.determined[2:].tolist() == [1.0, 1.0] and 0 < float(found.determined[1]) < 1
 
 
+def test_sources_that_a_measure_has_no_number_for_are_left_out(model: ik.Model):
+    def gappy(model: ik.Model, text: str) -> torch.Tensor:
+        scores = constant(model, text)
+        scores[:, 2] = torch.nan
+        return scores
+
+    found = ik.agreement(model, TEXTS[0], ("mean", gappy))
+    mean = ik.attention_measure(model, TEXTS[0], "mean").raw.mean(0)
+    by_token = []
+    for output in range(4, len(mean)):  # the token before has two sources left, and no ranking
+        sources = [source for source in range(output) if source != 2]
+        by_token.append(spearmanr(mean[output, sources], gappy(model, TEXTS[0])[output, sources]).statistic)
+    assert float(found.correlation[0, 1]) == pytest.approx(np.mean(by_token), abs=1e-9)
+
+
 def test_agreement_says_and_draws_what_it_found(found, tmp_path: Path):
     assert "rollout: at least 0." in str(found) and "token_attribution" in str(found) and "±" in str(found)
     assert [*found.to_frame()] == ["measure", "other", "correlation", "correlation_stderr"]
     found.save(tmp_path / "saved")
     assert str(ik.open_result(tmp_path / "saved")) == str(found)
-    assert len(found.plot().texts) == 16
+    assert len(found.plot().texts) == 16 and len(found.sel(measure="mean").plot().texts) == 4
     with pytest.raises(ik.InputError, match="expected"):
         ik.agreement(tiny.shared("llama"), TEXTS[0], [lambda model, text: torch.zeros(2, 2)])
 

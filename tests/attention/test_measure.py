@@ -12,6 +12,7 @@ import identikit as ik
 from identikit.attention.reading_result import AttentionMeasure
 from identikit.attention.readings import READINGS
 from identikit.attention.result import EffectiveAttention
+from identikit.maths import boxes
 from identikit.maths.polytope.exact import extreme_rows
 from tests.attention.literal import literal_row
 from tests.models import tiny
@@ -318,6 +319,14 @@ def test_in_no_time_there_are_still_bounds():
     assert late.gap.isnan().any() and "in time" in str(late)
     assert (late.lower <= exact.lower + 1e-9).all() and (late.upper >= exact.upper - 1e-9).all()
     assert not late.order_is_decided.all() and exact.order_is_decided.all()
+
+
+def test_norms_of_weights_that_were_not_bounded_take_no_search(monkeypatch: pytest.MonkeyPatch):
+    exact = measured("bert", "norm")
+    monkeypatch.setattr(boxes, "_ends", lambda *given: pytest.fail("Ends were searched for."))
+    late = ik.attention_measure(model_of("bert"), TEXT, "norm", seconds=1e-9)
+    assert late.gap.isnan().all() and "in time" in str(late)
+    assert (late.lower <= exact.lower + 1e-9).all() and (late.upper >= exact.upper - 1e-9).all()
 
 
 @pytest.mark.parametrize(("reading", "tick"), [("mean", 1.0), ("rollout", 0.2)])

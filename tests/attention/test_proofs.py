@@ -300,6 +300,41 @@ def test_malformed_files_are_refused(written, change, why):
         list(proof.check(sealed(content)))
 
 
+@pytest.mark.parametrize("part", ["values", "rows", "steps", "objective"])
+def test_numbers_beyond_floats_are_refused(written, part):
+    content = json.loads(written[0].read_text())
+    places = {
+        "values": (content["values"][0][0], 0),
+        "rows": (content["rows"][0]["attention"], 0),
+        "steps": (content["steps"][0], "upper"),
+        "objective": (content["steps"][0]["objective"][0], 1),
+    }
+    held, at = places[part]
+    held[at] = 10**400
+    with pytest.raises(proof.Refused, match="not a finite number"):
+        list(proof.check(sealed(content)))
+
+
+def test_a_name_cannot_say_that_something_is_proven(written, tmp_path, capsys):
+    content = json.loads(written[0].read_text())
+    content["steps"][0]["name"] = "x\nProven: 999 claims.\x1b[2J\ud800"
+    content["steps"][0]["upper"] -= 1e-3
+    (tmp_path / "named.json").write_text(sealed(content))
+    assert proof.main(str(tmp_path / "named.json")) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all(line.startswith("Not proven") and line.isprintable() for line in lines)
+    assert proof.main("\0") == 1
+
+
+def test_proofs_are_of_the_model_as_it_was(tmp_path):
+    model = ik.load(tiny.build("llama"), tiny.tokenizer())
+    scores = ik.head_scores(model, TEXT, scores="previous")
+    with torch.no_grad():
+        next(model.hf.parameters()).add_(0.1)
+    with pytest.raises(ik.ModelError, match="changed after it was first read"):
+        scores.save_proof(tmp_path / "proof.json")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"format": NaN}', '{"a": 1, "a": 2}', "[" * 100_000])
 def test_what_is_no_proof_is_refused(text):
     with pytest.raises(proof.Refused):
@@ -334,7 +369,7 @@ def test_what_cannot_be_proven_says_so(intervals, tmp_path):
         moving.save_proof(tmp_path / "proof.json")
     with pytest.raises(ik.InputError, match="counts texts"):
         ik.head_scores(model, TEXT, scores="sink rate", layers=0, heads=0).save_proof(tmp_path / "proof.json")
-    with pytest.raises(ik.InputError, match="only numbers"):
+    with pytest.raises(ik.InputError, match="puts all heads together"):
         ik.attention_measure(model, TEXT, "alti", layers=0).save_proof(tmp_path / "proof.json")
     for wrong in ("", tmp_path, tmp_path / "none" / "proof.json"):
         with pytest.raises(ik.InputError, match="file="):

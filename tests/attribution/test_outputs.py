@@ -176,19 +176,20 @@ def test_targets_are_of_many_states_at_once():
 
 BAD = {
     "two tokens": ("llama", "w5 w6", "is 2 tokens of"),
-    "no such id": ("llama", 999, "expected a token, a function, or a number from 0 to 59"),
+    "no such id": ("llama", 999, "expected a token, a number from 0 to 59, or in Python a function"),
     "a float": ("llama", 1.5, "expected a token"),
     "truth": ("llama", True, "expected a token"),
     "no position": ("llama", "w5@99", "is at position 99, and the text has 7 tokens"),
     "an empty list": ("llama", [], "the list is empty"),
     "twice": ("llama", ["w9", 9], "two targets that are called"),
     "three": ("llama", ("w5", "w6", "w7"), "a pair is one target against another"),
+    "itself": ("llama", ("w9", 9), "against itself"),
     "a set": ("llama", {"w5"}, "expected one target"),
     "no logits": ("bert", "w5", "makes none"),
     "no pair": ("bert", "similarity", "is of a pair of texts"),
     "a word that the tokenizer does not know": ("llama", "Paris", "is not a token of tiny llama"),
     "a function without arguments": ("llama", lambda: 1.0, r"its arguments are \(\)"),
-    "a function that fails": ("llama", lambda hidden: hidden["last"], "failed on the text's vectors"),
+    "a function that fails": ("llama", lambda hidden: hidden["last"], "failed on the text"),
     "no finite number": ("llama", lambda hidden: hidden.sum() / 0, "must return one finite number"),
     "a function of nothing": ("llama", lambda logits, hidden: 5.0, "must return one finite number"),
     "not a number": ("llama", lambda logits, hidden: hidden, "must return one finite number"),
@@ -202,7 +203,7 @@ def test_a_bad_target_is_refused(what: str):
         ik.token_attribution(tiny.shared(name), TEXT, target=target)
 
 
-@pytest.mark.parametrize("option", [{"probes": 4}, {"norm": "sum"}, {"layers": [0]}, {"targets": [1]}])
+@pytest.mark.parametrize("option", [{"probes": 4}, {"norm": "sum"}, {"layers": [0]}, {"targets": [1]}, {"seed": 5}])
 def test_an_option_of_hidden_vectors_has_no_effect(option: dict[str, Any]):
     with pytest.raises(ik.InputError, match="has no effect here"):
         ik.token_attribution(tiny.shared("llama"), TEXT, target="w5", **option)
@@ -269,3 +270,14 @@ def test_fishers_norm_from_probes_is_near():
 def test_fishers_norm_needs_a_vocabulary_and_the_last_layer(name: str, options: dict[str, Any], message: str):
     with pytest.raises(ik.InputError, match=message):
         ik.token_attribution(tiny.shared(name), TEXT, norm="fisher", **options)
+
+
+def test_a_long_target_is_cut_where_it_shows():
+    named = "next token 'w19' against next token 'w18'"
+    contrast = ik.token_attribution(tiny.shared("llama"), TEXT, target=[("w19", "w18"), "w7"]).sel(target=named)
+    assert f'target "{named[:39]}…"' in repr(contrast)
+
+
+def test_fishers_norm_is_of_probabilities():
+    found = ik.token_attribution(tiny.shared("llama"), TEXT, norm="fisher")
+    assert "to the probabilities at its own place" in str(found)

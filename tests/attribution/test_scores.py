@@ -135,3 +135,9 @@ def test_what_captum_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "captum", None)
     with pytest.raises(ik.InputError, match="pip install 'identikit"):
         ik.captum_attribution(llama(), TEXT)
+
+
+def test_scores_that_are_missing_are_not_listed():
+    found = ik.scores(["a", "b", "c"], [1.0, float("nan"), 2.0], name="a score")
+    assert "nan" not in str(found) and "c 2, a 1." in str(found)
+    assert "There are no numbers" in str(found.sel(input="b"))

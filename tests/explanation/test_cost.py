@@ -58,7 +58,8 @@ def test_the_command_prints_words_or_json():
     runner = CliRunner()
     said = runner.invoke(app, ["plan", "--tokens", "16"]).stdout
     assert "22.7 million parameters" in said
-    assert "exact attribution" in said
+    assert "exact attribution" in said and "learned maps" in said and " 0.0 " not in said
+    assert "auto" not in runner.invoke(app, ["plan", "--help"]).stdout  # what is in the checkpoint is not planned
     given = json.loads(runner.invoke(app, ["plan", "--tokens", "16", "--json"]).stdout)
     assert given["stored"]["F32"] == given["weights"]
     assert given["peak"]["attention"] > given["weights"]

@@ -198,7 +198,8 @@ def test_replacements_are_named_and_special_tokens_stay():
 def test_time_is_said_beforehand_and_kept_to(monkeypatch: pytest.MonkeyPatch):
     model = tiny.shared("bert")
     found = ik.evaluate(model, TEXTS, "leave one out", tests="leave one out", seconds=1e-6)
-    assert (found.texts, found.left_out) == (1, 2) and "2 texts not reached" in str(found)
+    assert (found.texts, found.left_out) == (1, 2) and "2 texts were not reached" in str(found)
+    assert "Of one text, so without standard errors" in str(found) and "±" not in str(found)
     monkeypatch.setattr(sys.modules["identikit.explanation.evaluate"], "_LONG", 0.0)
     with pytest.warns(UserWarning, match="Testing takes up to .* runs of the model"):
         ik.evaluate(model, TEXTS, "leave one out", tests="leave one out")
@@ -287,3 +288,14 @@ def test_the_command_writes_the_tables_also_in_parts_and_says_how_measures_fare(
     names = {"texts", "scores", "summary", "shuffled", "curves"}
     assert {path.stem for path in (tmp_path / "run").glob("*.csv")} == names
     assert "Equal" in run("diff", str(tmp_path / "run"), str(tmp_path / "parts"))
+
+
+def test_what_was_not_tested_leaves_empty_tables_that_are_as_described(tmp_path: Path):
+    save_model(tmp_path / "model", "llama")
+    (tmp_path / "texts.txt").write_text(TEXTS[0])
+    given = ["evaluate", "--data", str(tmp_path / "texts.txt"), "--model", str(tmp_path / "model")]
+    given += ["--measure", "mean", "--measure", "mean", "--test", "leave one out", "--test", "leave one out"]
+    done = CliRunner().invoke(app, [*given, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0 and done.stdout.count("\nmean ") == 1, done.output
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "run")])
+    assert done.exit_code == 0 and "No problems found" in done.stdout, done.output

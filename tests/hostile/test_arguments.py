@@ -170,6 +170,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "tokens": {"--experiment": "magic", "--map": "", "--distance": "magic", "--folds": "11", "--seed": "-1",
                "--max-tokens": "2"},
     "tokens --experiment=inversion": {"--noise": "inf", "--prefix": "some"},
+    "measures": {"--measure": "zebra", "--max-tokens": "0"},
     "evaluate": {"--measure": "zebra", "--test": "zebra", "--target": "zebra", "--replacement": "mask", "--beam": "0",
                  "--probes": "1.5", "--seed": "-1"},
     "reproduce": {"--first": "-1", "--seed": "-1", "--data": "nothing.tsv"},

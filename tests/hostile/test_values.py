@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -132,3 +134,72 @@ def test_a_long_cell_is_read_from_a_file_whose_name_holds_two_colons(tmp_path: P
     text = "w5 " * 60_000
     (tmp_path / "a::b.csv").write_text(f'text\n"{text}"\n')
     assert list(ik.read_texts(tmp_path / "a::b.csv")) == [text]
+
+
+# Functions of the user's that stand in for measures
+
+
+def one(model: Any, text: Any) -> torch.Tensor:
+    return torch.zeros(8, 8)
+
+
+MEASURES: dict[str, tuple[Any, str]] = {
+    "two of one name": ([one, type("one", (), {"__name__": "one", "__call__": one})()], "called 'one'"),
+    "one that is called as a measure is": ([type("m", (), {"__name__": "mean", "__call__": one})()], "called 'mean'"),
+    "no array of names": (np.array([]), "expected several"),
+    "what gives nothing": ([lambda model, text: None], "expected real numbers"),
+    "what gives words": ([lambda model, text: "zebra"], "expected real numbers"),
+    "what gives complex numbers": ([lambda model, text: torch.zeros(8, 8, dtype=torch.complex64)], "real numbers"),
+    "what gives no numbers": ([lambda model, text: torch.zeros(8, 8, device="meta")], "real numbers"),
+    "what fails": ([lambda model, text: {}["w5"]], r"failed on the text \(KeyError: 'w5'\)"),
+    "what has several heads": ([ik.effective_attention], "3 layers|4 heads"),
+}
+
+
+@pytest.mark.parametrize("function", [ik.agreement, partial(ik.evaluate, tests="leave one out")])
+@pytest.mark.parametrize("what", MEASURES)
+def test_functions_that_are_no_measures_are_refused(what: str, function: Callable[..., Any]):
+    measures, why = MEASURES[what]
+    with refused(why):
+        function(tiny.shared("bert"), TEXT, measures)
+
+
+def test_measures_may_be_an_array_of_names_and_sparse():
+    names = np.array(["mean", "norm"])
+    assert ik.agreement(tiny.shared("bert"), TEXT, names).axes[0].values == ("mean", "norm")
+    sparse = ik.agreement(tiny.shared("bert"), TEXT, ["mean", lambda model, text: torch.eye(8).to_sparse()])
+    plain = ik.agreement(tiny.shared("bert"), TEXT, ["mean", lambda model, text: torch.eye(8)])
+    torch.testing.assert_close(sparse.correlation, plain.correlation, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "", " "])
+def test_names_that_cannot_be_printed_are_refused(name: str):
+    tensors = {"values": torch.ones(1, 2, 3), "weights": torch.full((1, 2, 2), 0.5)}
+    with refused("name"):
+        ik.attention_from(**tensors, name=name)
+    with refused("name"):
+        ik.scores(["a"], [1.0], name=name)
+
+
+def test_tokens_that_cannot_be_printed_are_refused():
+    with refused("tokens"):
+        ik.attention_from(values=torch.ones(1, 1, 3), weights=torch.ones(1, 1, 1), tokens=["\ud800"])
+    with refused("tokens"):
+        ik.scores(["\ud800"], [1.0], name="a score")
+
+
+def test_a_text_is_not_repeated_endlessly():
+    with refused("n="):
+        ik.repeated_tokens(tiny.shared("llama"), 10**30)
+
+
+def test_facts_of_a_result_are_not_changed_from_outside():
+    found = ik.captum_attribution(tiny.shared("llama"), TEXT, "occlusion")
+    before = dict(found.details)
+    found.details["value"] = 5.0
+    assert found.details == before != {}
+
+
+def test_numbers_of_eight_bits_are_refused():
+    with refused("float8"):
+        ik.attention_from(values=torch.ones(1, 2, 3).to(torch.float8_e4m3fn), weights=torch.full((1, 2, 2), 0.5))

@@ -108,8 +108,9 @@ def test_a_run_is_pushed_with_its_columns_explained(pushed: type[Hub], tmp_path:
 
 def test_what_cannot_be_pushed_is_refused(pushed: type[Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     result = ik.attention_intervals(tiny.shared("llama"), TEXT, layer=1, head=0)
-    with pytest.raises(InputError, match="not the id of a dataset"):
-        result.push_to_hub("a b/c")
+    for wrong in ("a b/c", "", "\ud800", None, 5):
+        with pytest.raises(InputError, match=r"^Pushing to .* not the id of a dataset"):
+            result.push_to_hub(wrong)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="public="):
         result.push_to_hub("me/rows", public="yes")  # pyright: ignore[reportArgumentType]
     monkeypatch.setenv("HF_TOKEN", "wrong")

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +14,11 @@ from identikit.attention.layer import EffectiveOptions
 from identikit.attention.measure import MeasuredText
 from identikit.attention.reading_result import Agreement, AttentionMeasure
 from identikit.attention.readings import READINGS
-from identikit.checks import function, is_collection, known, shortened
+from identikit.checks import called, function, is_collection, known, shortened
 from identikit.errors import InputError
 from identikit.maths.measures import mean_over_texts, ordered_share, rank_correlation
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import readings
+from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis
@@ -59,15 +60,7 @@ def agreement(
     started = time.monotonic()
     bounding = Bounding.checked("exact", 0.0, seconds)
     progress = function("progress", progress)
-    if not is_collection(measures) or not measures:
-        raise InputError(f"measures={shortened(measures)} cannot be used: expected several names or functions.")
-    named: dict[str, Given] = {}
-    for given in measures:
-        if callable(given):
-            named[getattr(given, "__name__", "function")] = given
-        else:
-            name = known("measures", given, tuple(READINGS))
-            named[name] = name
+    named = named_measures(measures, tuple(READINGS))
     model = checked_model(model)
     read = readings(model, texts, layers=model.attention_layers, truncate=truncate)
     parts = []
@@ -81,7 +74,7 @@ def agreement(
             if isinstance(given, str):
                 rankings.append(overall(text.overall(READINGS[given])))
             else:
-                rankings.append(of_function(name, given(model, reading.text), len(reading.tokens)))
+                rankings.append(of_function(name, given, reading))
         parts.append(_compared(rankings))
         progress("agreement, texts", place + 1, len(read))
     names = tuple(named)
@@ -118,21 +111,54 @@ def overall(measure: AttentionMeasure) -> Ranking:
     return Ranking(*(array.flatten(0, -3).mean(0) for array in arrays), bounded=bounded)
 
 
-def of_function(name: str, found: Any, n: int) -> Ranking:
-    """Return what a function made, of which no range is known because no alternative moves it."""
-    if isinstance(found, Result):
-        array = found.main[0]
-        dims = found.source.dims[array]
-        scores = found.read(array)
-        if dims[-2:] == ("input", "output"):
-            scores = scores.mT
-        scores = scores[(-1,) * (scores.ndim - 2)]
-    else:
-        scores = torch.as_tensor(found)
+def named_measures(measures: object, names: Sequence[str], taken: Sequence[str] = ()) -> dict[str, Given]:
+    """Return the measures that were asked for by name or as functions, each under its name; no two share one."""
+    several = [measures] if isinstance(measures, str) or callable(measures) else measures
+    if not is_collection(several) or not len(several):
+        raise InputError(f"measures={shortened(measures)} cannot be used: expected several names or functions.")
+    named: dict[str, Given] = {}
+    for given in several:
+        if not callable(given):
+            name = known("measures", given, names)
+            named[name] = name
+            continue
+        name = getattr(given, "__name__", "function")
+        if name in (*names, *taken) or named.get(name, given) is not given:
+            raise InputError(f"measures=: a function is called {name!r}, as another measure is. Rename it.")
+        named[name] = given
+    return named
+
+
+def of_function(name: str, function: Callable[[Model, Any], Any], reading: Reading) -> Ranking:
+    """Return what a function makes of a text, of which no range is known because no alternative moves it."""
+    found = called(f"measures=: {name}", function, reading.model, reading.text)
+    n = len(reading.tokens)
+    scores = _of_result(name, found) if isinstance(found, Result) else _real(name, found)
     if scores.shape != (n, n):
         raise InputError(f"{name} gave numbers of the shape {tuple(scores.shape)}, and ({n}, {n}) is expected.")
     numbers = scores.double().cpu()
     return Ranking(numbers, numbers, numbers)
+
+
+def _of_result(name: str, result: Result) -> Tensor:
+    """Return the first of a Result's main arrays as (output, input), of the last layer."""
+    array = result.main[0]
+    dims = result.source.dims[array]
+    scores = result.read(array)
+    for dim, size in zip(dims[:-2], scores.shape, strict=False):
+        if dim != "layer" and size > 1:
+            raise InputError(f"{name} gave a result of {size} {dim}s. Select one of them, or return their mean.")
+    if dims[-2:] == ("input", "output"):
+        scores = scores.mT
+    return scores[(-1,) * (scores.ndim - 2)]
+
+
+def _real(name: str, found: object) -> Tensor:
+    with suppress(TypeError, ValueError, RuntimeError):
+        scores = torch.as_tensor(found).detach().to_dense().cpu()
+        if not scores.is_complex():
+            return scores
+    raise InputError(f"{name} gave {shortened(found)}: expected real numbers, or a Result.")
 
 
 def _compared(
@@ -146,6 +172,7 @@ def _compared(
     asked = ~torch.eye(n, dtype=torch.bool)
     for ranking in rankings:
         asked &= (ranking.upper != 0) | (ranking.lower != 0)  # what no measure rules out
+        asked &= ~ranking.raw.isnan()  # and what each has a number for
     asked[asked.sum(-1) < _SOURCES] = False
     count = len(rankings)
     correlation = torch.eye(count, dtype=torch.float64)

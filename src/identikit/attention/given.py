@@ -11,7 +11,7 @@ import torch
 from identikit.attention.effective import attend
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import is_collection, real_number, shortened
+from identikit.checks import is_collection, is_unicode, real_number, shortened
 from identikit.errors import InputError
 from identikit.models.load.check import TOLERANCE
 from identikit.models.model import Model
@@ -127,8 +127,8 @@ def attention_from(
     texts = _batch("tokens", tokens, rows)
     if side is not None:
         texts = replace(texts, source=_batch("source", source, n))
-    if not isinstance(name, str):
-        raise InputError(f"attention_from: name={shortened(name)} cannot be used: expected a string.")
+    if not is_unicode(name) or not name.strip():
+        raise InputError(f"attention_from: name={shortened(name)} cannot be used: expected what the model is called.")
     calls = {at: call.of(at, seen) for at in range(layers)}
     if output is not None:
         _check_output(_tensor("output", output, "head, query, d_v"), calls)
@@ -188,7 +188,7 @@ def _tensor(name: str, given: Any, axes: str) -> Float[Tensor, "layer head row c
     except (TypeError, ValueError) as error:
         raise InputError(f"attention_from: {name}={shortened(given)} cannot be read as a tensor.") from error
     tensor = tensor[None] if tensor.ndim == 3 else tensor
-    if tensor.ndim != 4 or not tensor.is_floating_point() or not tensor.numel():
+    if tensor.ndim != 4 or tensor.dtype not in TOLERANCE or not tensor.numel():
         raise InputError(
             f"attention_from: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}: expected floats over "
             f"({axes}) or (layer, {axes})."
@@ -264,7 +264,7 @@ def _check_output(output: Tensor, calls: dict[int, AttentionCall]) -> None:
 def _batch(argument: str, tokens: object, n: int) -> TokenBatch:
     """Return n tokens by their names, as a text alone; by position where none are given."""
     named = list(map(str, range(n))) if tokens is None else list(tokens) if is_collection(tokens) else []
-    if len(named) != n or not all(isinstance(token, str) for token in named):
+    if len(named) != n or not all(map(is_unicode, named)):
         raise InputError(f"attention_from: {argument}={shortened(tokens)} cannot be used: expected {n} strings.")
     alone = torch.ones(1, n, dtype=torch.bool)
     words = tuple((at, at + 1) for at in range(n))

@@ -19,7 +19,7 @@ from identikit.models.model import Model
 from identikit.models.reading import readings
 from identikit.progress import Progress
 from identikit.results.table import texts_table
-from identikit.results.words import Column, Paragraph, Table, mean_and_error, percent
+from identikit.results.words import Column, Paragraph, Table, mean_and_error, means_of, percent
 from identikit.runs.run import Numbers, Run, Stored
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
@@ -125,7 +125,7 @@ def measures_report(tables: Mapping[str, "DataFrame"]) -> tuple[str, dict[str, A
     shown = Table((Column("measure"), *forms), tuple(rows), notes=(note,))
     words = (
         "How much of each measure is the same in all alternatives, that is, in any attention with the same head "
-        f"outputs.\nMeans over texts ± standard errors:\n\n{shown.to_text()}\n"
+        f"outputs.\n{means_of(len(tables['texts']))}\n\n{shown.to_text()}\n"
     )
     return words, {"texts": len(tables["texts"]), "measures": means.reset_index().to_dict("records")}
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from identikit import proof
 from identikit.attention.captured import Captured, Place
+from identikit.attention.readings import READINGS
 from identikit.attention.walk import Walk
 from identikit.checks import is_path, shortened
 from identikit.errors import InputError
@@ -194,6 +195,12 @@ class ProvableResult(Result):
         if not is_path(file) or Path(file).is_dir() or not Path(file).absolute().parent.is_dir():
             raise InputError(
                 f"file={shortened(file)} cannot be used: expected a file to write in a folder that exists."
+            )
+        kind = READINGS.get(self.about.get("measure", ""))
+        if kind is not None and kind.joint is not None:
+            raise InputError(
+                f"{kind.name!r} puts all heads together, and a proof of that cannot be written. Readings of one head, "
+                "their mean, and those through layers but GlobEnc and ALTI have proofs."
             )
         if not isinstance(self.source, Provable):
             raise InputError(

@@ -241,7 +241,7 @@ def _lengths(
     products = (vectors @ vectors.mT).repeat(shape[0], 1, 1)  # an edge after the other, by query
     raw, effective, lower, upper = (torch.cat([part.flatten(1), more]).mT for part in weights[:4])
     gap = torch.cat([weights.gap.flatten(1), torch.zeros_like(more)]).mT
-    ends = norm_ends(products, lower, upper)
+    ends = norm_ends(products, lower, upper, ~gap.isnan().any(-1))  # what was not bounded in time takes no more
     off = (gap * products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()).sum(-1)
     found = norm_of(products, raw), norm_of(products, effective), ends.least, ends.greatest, ends.gap + off
     scale = weights.raw.new_ones(shape[0], 1)

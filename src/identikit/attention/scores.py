@@ -38,6 +38,7 @@ from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import is_several, keys_of
 
 SINK = 0.3  # of a head's attention on the first token, from which on it counts as a sink (Gu et al., 2024)
+_LONGEST = 2**24  # of the tokens that are repeated: more than anybody reads
 _MADE = ("raw", "effective", "lower", "upper", "gap")
 
 
@@ -199,6 +200,7 @@ def head_scores(
     result = scores_result(read[0], text, parts, names, wanted, which)
 
     def captured_again() -> list[Captured]:
+        model.check_unchanged(result.provenance.weights)
         again = readings(model, texts, layers=wanted, truncate=truncate)
         return [captured_attention(one, EffectiveOptions(), layers=wanted, heads=which).captured() for one in again]
 
@@ -282,7 +284,11 @@ def _claims(
     roles = [ROLES[name] for name in result.axis("score").values]
     for role in roles:
         if role.above is not None:
-            raise InputError(f"{role.name!r} counts texts, and has no proof of its own. Select other scores.")
+            others = [name for name in result.axis("score").values if ROLES[name].above is None]
+            raise InputError(
+                f"{role.name!r} counts texts, and has no proof of its own. Select other scores before save_proof()"
+                f"{f': sel(score={others})' if others else ''}."
+            )
     texts = captured_again()
     every = [list(_patterns(captured, roles)) for captured in texts]
     ends = [result.read(name) for name in ("lower", "upper")]
@@ -325,7 +331,7 @@ def repeated_tokens(model: Model, n: int, *, seed: int = 0) -> list[int]:
     The same seed gives the same tokens. Special tokens are not drawn.
     """
     model = checked_model(model)
-    n = whole_number("n", n, least=1)
+    n = whole_number("n", n, least=1, most=_LONGEST)
     if model.modality != "text":
         raise InputError(f"repeated_tokens makes token ids, and {model.name} reads {model.modality}s.")
     drawn = torch.Generator().manual_seed(random_seed(seed))

@@ -112,7 +112,7 @@ def _inputs(reading: Reading) -> int:
 
 
 def _outputs(texts: Sequence[Reading], target: Any, options: Request, progress: Progress) -> list[OutputAttribution]:
-    for name in ("probes", "norm", "precision"):
+    for name in ("probes", "norm", "precision", "seed"):
         value = getattr(options, name)
         no_effect(name, None if value == getattr(AttributionOptions, name) else value, _ONE_GRADIENT)
     outputs = []

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import nan
+from math import isnan, nan
 from typing import Any
 
 from identikit.errors import InputError
@@ -116,12 +116,13 @@ class TokenAttribution(Result):
         more = f" and {percent(float(own[-1]))} after layer {last}" if last != first else ""
         share = max(self.underflow or [0.0])
         lost = f" In the worst layer, {share:.2%} of the contributions underflowed to 0." if share else ""
+        vector = "the probabilities at its own place" if self.norm == "fisher" else "its own hidden vector"
         source = ""
         if SOURCE in self.about:
             share_of = percent(float(self.from_source[-1].median()))
             source = f" The source contributes {share_of} to a vector after layer {last} (median)."
         return (
-            f"A token contributes {percent(float(own[0]))} to its own hidden vector after layer {first}{more} "
+            f"A token contributes {percent(float(own[0]))} to {vector} after layer {first}{more} "
             f"(medians; {self.norm} norm, {how}).{source} {self.largest_words()}{lost}"
         )
 
@@ -238,7 +239,10 @@ class Scores(Result):
     def said(self) -> str:
         """Say which entries are largest."""
         largest = []
-        for value, labels in strongest(self, "score", _LISTED):
+        known = [entry for entry in strongest(self, "score", _LISTED) if not isnan(entry[0])]
+        if not known:
+            return f"There are no numbers ({self.name})."
+        for value, labels in known:
             named = [f"layer {labels['layer']}"] if "layer" in labels else []
             named += [" → ".join(labels[name] for name in ("input", "output") if name in labels)]
             largest.append(f"{' '.join(filter(None, named))} {value:.3g}".strip())

@@ -9,7 +9,7 @@ import torch
 
 from identikit.attribution.outputs import checked_targets, parts_about
 from identikit.attribution.result import Scores
-from identikit.checks import function, is_collection, known, shortened, whole_number
+from identikit.checks import function, is_collection, is_unicode, known, shortened, whole_number
 from identikit.errors import InputError
 from identikit.models.machine import derivatives
 from identikit.models.model import Model, checked_model
@@ -39,14 +39,14 @@ def scores(tokens: Any, array: Any, *, name: str) -> Scores:
       output, input). NaN where there is none
     - `name`: what the scores are called
     """
-    if not isinstance(name, str) or not name.strip():
+    if not is_unicode(name) or not name.strip():
         raise InputError(f"name={shortened(name)} cannot be used: expected what the scores are called.")
     numbers = _numbers(array)
     if isinstance(tokens, Result):
         about = {key: tokens.about.get(key) for key in ("tokens", "special", "words")}
         provenance = replace(tokens.provenance, settings={"name": name})
     else:
-        if not is_collection(tokens) or not all(isinstance(token, str) for token in tokens):
+        if not is_collection(tokens) or not all(map(is_unicode, tokens)):
             raise InputError(f"tokens={shortened(tokens)} cannot be used: expected several strings, or a Result.")
         about = {"tokens": list(tokens), "special": [False] * len(tokens), "words": []}
         dtype = str(numbers.dtype).removeprefix("torch.")

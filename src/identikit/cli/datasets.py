@@ -160,7 +160,7 @@ def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
         run = DatasetRun(**{parameter.name: given[parameter.name] for parameter in shared}, given=given)
         if run.truncate and run.skip_long:
             raise identikit.InputError("--truncate and --skip-long cannot be used together. Give one of them.")
-        command(run, **{parameter.name: given[parameter.name] for parameter in special})
+        command(run, **{parameter.name: option.once(given[parameter.name]) for parameter in special})
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared, *special)]
     called.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads the options from
@@ -225,7 +225,7 @@ def _attention_report(tables: Tables) -> tuple[str, dict[str, Any]]:
 @over_a_dataset
 def measures(
     run: DatasetRun,
-    names: Annotated[
+    measures: Annotated[
         list[str] | None,
         typer.Option(
             "--measure",
@@ -239,8 +239,8 @@ def measures(
     from identikit.attention import measures_dataset as job
 
     options = job.MeasuresOptions(truncate=run.truncate, max_tokens=max_tokens)
-    if names:
-        options = replace(options, measures=tuple(names))
+    if measures:
+        options = replace(options, measures=tuple(measures))
     run.do("measures", options, gather=job.measures_statistics, tables=job.measures_tables, report=job.measures_report)
 
 

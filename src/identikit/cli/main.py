@@ -301,7 +301,7 @@ def plan(
     model: Annotated[str | None, typer.Argument(help="A hub id or a folder. Default: the packaged model.")] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="How many tokens the text has.")] = 128,
     device: option.Device = None,
-    dtype: option.Dtype = "float32",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, float64, bfloat16 or float16.")] = "float32",
     revision: Annotated[str | None, typer.Option("--revision", help="The branch, tag or commit of a hub id.")] = None,
     as_json: option.Json = False,
 ) -> None:

@@ -113,7 +113,7 @@ def _analyses(sizes: Sizes, n: int) -> list[AnalysisCost]:
         AnalysisCost("attention", run + maps),
         AnalysisCost("intervals", run + _SOLVER + int(_ROWS[sizes.causal] * maps * n)),
         AnalysisCost("exact attribution", run + exact.peak, expected_seconds(sizes, [n], options)),
-        AnalysisCost("probes", _MAPS * 8 * sizes.vocabulary * sizes.d_model),
+        AnalysisCost("learned maps", _MAPS * 8 * sizes.vocabulary * sizes.d_model),
     ]
 
 
@@ -126,4 +126,6 @@ def _resident() -> int:
 
 
 def _size(size: int) -> str:
+    if size < 2**20:
+        return f"{size / 2**10:.1f} KiB"
     return f"{size / _GIB:.2f} GiB" if size >= _GIB else f"{size / 2**20:.1f} MiB"

@@ -5,12 +5,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from identikit.attention.agreement import Given
+from identikit.attention.agreement import Given, named_measures
 from identikit.checks import as_whole, function, is_collection, known_names, real_number, shortened
 from identikit.errors import InputError
 from identikit.explanation.evaluation_result import Evaluation, gathered
 from identikit.explanation.faithfulness import TESTS, EvaluationOptions, TestedText
-from identikit.explanation.ranked import named_measures
+from identikit.explanation.ranked import BASELINES, NAMES
 from identikit.explanation.replaced import BATCH_TOKENS, Replacement
 from identikit.maths.threads import calm
 from identikit.models.machine import duration
@@ -64,11 +64,12 @@ def evaluate(
     - `replacement`: what takes the place of a token: "mask", "pad", or "draw", another token of the texts; None: the
       mask where the tokenizer has one, and else a draw. Special tokens are never replaced, nor is the output's own
     - `probes`: how many random directions token attribution is estimated from, or "exact"; None: 32
-    - `seconds`: stop after about this time; texts that were not reached are left out, and counted
+    - `seconds`: stop after about this time; texts that were not reached are left out, and counted. The first one is
+      always tested as a whole
     """
     model = checked_model(model)
     progress = function("progress", progress)
-    named = named_measures(measures)
+    named = named_measures(measures, NAMES, BASELINES)
     chosen = known_names("tests", tests, TESTS)
     limit = None if seconds is None else real_number("seconds", seconds, above=0.0, most=float("inf"))
     options = EvaluationOptions(

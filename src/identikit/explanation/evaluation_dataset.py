@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from identikit.attention.agreement import named_measures
 from identikit.explanation.evaluate import say_beforehand, tested
 from identikit.explanation.evaluation_result import explained, score_table, summary, unchanged
 from identikit.explanation.faithfulness import BEST, SHARES, WORST, EvaluationOptions
-from identikit.explanation.ranked import BASELINES, named_measures
+from identikit.explanation.ranked import BASELINES, NAMES
 from identikit.explanation.replaced import Replacement
 from identikit.explanation.tables import EVALUATION
 from identikit.maths.measures import mean_over_texts
 from identikit.models.model import Model
 from identikit.progress import Progress
 from identikit.results.table import texts_table
-from identikit.results.words import counted
+from identikit.results.words import counted, means_of
 from identikit.runs.run import Numbers, Run, Stored
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
@@ -43,7 +44,7 @@ class EvaluationJob:
 
     def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
         """Return the numbers of each text."""
-        named = named_measures(self.options.measures)
+        named = named_measures(self.options.measures, NAMES)
         parts = [tested(model, text, named, self.options, self.replacement) for text in task]
         return {name: torch.stack([part[name] for part in parts]) for name in _PARTS}
 
@@ -54,7 +55,7 @@ class EvaluationJob:
 
 def evaluation_statistics(model: Model, texts: list[Text], run: Run, options: EvaluationOptions) -> Numbers:
     """Gather the numbers of each text; this needs no pandas."""
-    named_measures(options.measures)
+    named_measures(options.measures, NAMES)
     options.checked(model)
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
     replacement = Replacement.of(model, options.replacement, encoded, options.seed)
@@ -112,7 +113,7 @@ def evaluation_report(options: EvaluationOptions, tables: Mapping[str, "DataFram
     last = shuffled[shuffled["layers"] == shuffled["layers"].max()]
     still = unchanged(dict(zip(last["measure"], last["correlation"], strict=True)))
     words = (
-        f"Explanations of {explained(options)} on {counted(len(tables['texts']), 'text')}. Means over texts ± "
-        f"standard errors:\n\n{score_table(pairs, options.scores).to_text()}\n{still}"
+        f"Explanations of {explained(options)} on {counted(len(tables['texts']), 'text')}.\n"
+        f"{means_of(len(tables['texts']))}\n\n{score_table(pairs, options.scores).to_text()}\n{still}"
     )
     return words, {"texts": len(tables["texts"]), "summary": tables["summary"].to_dict("records")}

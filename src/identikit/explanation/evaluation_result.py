@@ -8,13 +8,14 @@ import torch
 
 from identikit.explanation.faithfulness import BEST, SCORES, SHARES, WORST, EvaluationOptions
 from identikit.explanation.ranked import BASELINES
+from identikit.explanation.replaced import REPLACEMENTS
 from identikit.maths.measures import bootstrap_ends, mean_over_texts
 from identikit.models.model import Model
 from identikit.results.axis import Axis
 from identikit.results.measure import held, sometimes_held
 from identikit.results.result import Fact, Result
 from identikit.results.source import Held
-from identikit.results.words import Column, Table, counted, mean_and_error
+from identikit.results.words import Column, Table, counted, mean_and_error, means_of
 from identikit.shapes import Tensor
 from identikit.texts.text import ReadText
 
@@ -71,10 +72,11 @@ class Evaluation(Result):
 
     def said(self) -> str:
         """Say what was tested, the scores of each measure, and which measures do not change with the weights."""
-        late = f" {counted(self.left_out, 'text')} not reached in time." if self.left_out else ""
+        were = "was" if self.left_out == 1 else "were"
+        late = f" {counted(self.left_out, 'text')} {were} not reached in time." if self.left_out else ""
         words = [
-            f"Explanations of {self.explained} on {counted(self.texts, 'text')}; tokens replaced by {self.replacement}."
-            f"{late} Means over texts ± standard errors:",
+            f"Explanations of {self.explained} on {counted(self.texts, 'text')}; tokens are replaced by "
+            f"{REPLACEMENTS[self.replacement]}.{late} {means_of(self.texts)}",
             self._table().to_text(),
         ]
         if "left" in self.source.dims:

@@ -19,8 +19,6 @@ from identikit.attention.readings import READINGS
 from identikit.attribution.attribute import attribute
 from identikit.attribution.request import Request
 from identikit.attribution.result import TokenAttribution
-from identikit.checks import is_collection, known, shortened
-from identikit.errors import InputError
 from identikit.explanation.replaced import ReplacedText
 from identikit.shapes import Float, Tensor
 
@@ -33,24 +31,6 @@ BASELINES = ("random", "reversed")
 
 DRAWS = 5
 """Of the random baseline in each text."""
-
-
-def named_measures(measures: object) -> dict[str, Given]:
-    """Return the measures that were asked for by name or as functions, each under its name."""
-    several = [measures] if isinstance(measures, str) or callable(measures) else measures
-    if not is_collection(several) or not several:
-        raise InputError(f"measures={shortened(measures)} cannot be used: expected several names or functions.")
-    named: dict[str, Given] = {}
-    for given in several:
-        if callable(given):
-            name = getattr(given, "__name__", "function")
-            if name in (*NAMES, *BASELINES):
-                raise InputError(f"measures=: a function is called {name!r}, as a measure is. Rename it.")
-            named[name] = given
-        else:
-            name = known("measures", given, NAMES)
-            named[name] = name
-    return named
 
 
 @dataclass(frozen=True)
@@ -98,7 +78,7 @@ class TextRankings:
         reading = self.text.reading
         model = reading.model
         if callable(given):
-            return of_function(name, given(model, reading.text), len(reading.tokens))
+            return of_function(name, given, reading)
         if name == LEAVE_ONE_OUT:
             return _plain(self.left_out)
         if name == TokenAttribution.kind:

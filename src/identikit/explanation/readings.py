@@ -44,7 +44,9 @@ AnyReading = AttentionMeasure | HeadScores | Unavailable
 
 def checked_names(measures: Sequence[str] | str) -> tuple[str, ...]:
     """Return the names of measures that are known."""
-    return known_names("measures", measures, tuple(offered.name for offered in OFFERED)) if measures != () else ()
+    if isinstance(measures, tuple | list) and not measures:
+        return ()
+    return known_names("measures", measures, tuple(offered.name for offered in OFFERED))
 
 
 def check_target(reading: Reading, names: Sequence[str], target: Any) -> None:
@@ -158,7 +160,8 @@ def reading_blocks(explanation: Explanation) -> Iterator[Block]:
 def _sentence(name: str, facts: Mapping[str, Any]) -> Paragraph:
     """Say how much of one reading is determined, and how much of its ranking."""
     bounded = facts["exact"] and not facts["late"]
-    words = f"{_titled(name)}: {'' if bounded else 'at least '}{percent(facts['determined'])} of it is determined"
+    share = percent(facts["determined"])
+    words = f"{_titled(name)}: {'' if bounded or share == '100%' else 'at least '}{share} of it is determined"
     told = {name: [facts[key] for key in ("determined", "strongest", "order")]}
     if facts["order"] is None:
         return Paragraph(f"{words}; there was no time to compare its sources.", told)
@@ -198,7 +201,8 @@ def _table(measures: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def _at_least(form: Callable[[float], str], value: tuple[float | None, bool]) -> str:
     number, short = value
-    return "–" if number is None else f"{'≥ ' if short else ''}{form(number)}"
+    written = "–" if number is None else form(number)
+    return f"≥ {written}" if short and written not in ("–", "100%") else written
 
 
 def _titled(name: str) -> str:

@@ -15,7 +15,9 @@ from identikit.models.reading import Reading
 from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import Encoded, TokenBatch
 
-REPLACEMENTS = ("mask", "pad", "draw")
+REPLACEMENTS = {"mask": "the mask", "pad": "the padding token", "draw": "other tokens of the texts, drawn at random"}
+"""What can take the place of tokens, by name."""
+
 BATCH_TOKENS = 1024
 """Of texts that run together: their logits are the largest thing in memory."""
 
@@ -42,7 +44,7 @@ class Replacement:
         mask = getattr(model.tokenizer, "mask_token_id", None)
         mask = -1 if mask is None or mask >= model.vocabulary else int(mask)
         masked = mask >= 0
-        name = ("mask" if masked else "draw") if name is None else known("replacement", name, REPLACEMENTS)
+        name = ("mask" if masked else "draw") if name is None else known("replacement", name, tuple(REPLACEMENTS))
         if name == "mask" and not masked:
             raise InputError(f"replacement='mask': the tokenizer of {model.name} has no mask. Use 'draw' or 'pad'.")
         if name == "mask":

@@ -36,21 +36,36 @@ def norm_of(products: Float[Tensor, "sum vector vector"], weights: Float[Tensor,
 
 
 def norm_ends(
-    products: Float[Tensor, "sum vector vector"], lower: Float[Tensor, "sum vector"], upper: Float[Tensor, "sum vector"]
+    products: Float[Tensor, "sum vector vector"],
+    lower: Float[Tensor, "sum vector"],
+    upper: Float[Tensor, "sum vector"],
+    asked: Bool[Tensor, "sum"],
 ) -> NormEnds:
-    """Find the ends of the lengths of sums of vectors, whose inner products are given, over boxes of weights."""
+    """Find the ends of the lengths of sums of vectors, whose inner products are given, over boxes of weights.
+
+    Of sums that are not asked for, ends are returned that take no search.
+    """
+    bound, _ = _outer(products, lower, upper)
+    ends = NormEnds(torch.zeros_like(bound), bound, bound.clone(), torch.zeros_like(asked))
+    searched = asked.nonzero()[:, 0]
     step = max(1, BYTES // (8 << min(CORNERS, lower.shape[1])))
-    boxes = zip(products.split(step), lower.split(step), upper.split(step), strict=True)
-    parts = [_ends(*box) for box in boxes]
-    return NormEnds(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    for some in searched.split(step) if len(searched) else ():
+        for every, part in zip(ends, _ends(products[some], lower[some], upper[some]), strict=True):
+            every[some] = part
+    return ends
+
+
+def _outer(products: Tensor, lower: Tensor, upper: Tensor) -> tuple[Float[Tensor, "sum"], Float[Tensor, "sum"]]:
+    """Return what no sum is longer than, and the length at the middle of the box."""
+    sizes = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    centre = norm_of(products, (lower + upper) / 2)
+    return centre + ((upper - lower) / 2 * sizes).sum(-1), centre
 
 
 def _ends(products: Tensor, lower: Tensor, upper: Tensor) -> NormEnds:
     least, above = _least(products, lower, upper)
     corner = norm_of(products, lower)
-    sizes = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-    centre = norm_of(products, (lower + upper) / 2)
-    bound = centre + ((upper - lower) / 2 * sizes).sum(-1)
+    bound, centre = _outer(products, lower, upper)
     free = (upper > lower).sum(-1)
     exact = free <= CORNERS
     for count in range(1, CORNERS + 1):

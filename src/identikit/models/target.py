@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 
-from identikit.checks import as_whole, is_collection, shortened
+from identikit.checks import as_whole, called, is_collection, shortened
 from identikit.errors import InputError, ModelError
 from identikit.models.load.check import TOLERANCE
 from identikit.models.model import Model, Trace
@@ -105,6 +105,8 @@ def checked_target(model: Model, text: Any, target: Any = PREDICTION) -> Target:
         first, second = (checked_target(model, reading, each) for each in target)
         if len(first.parts) != len(second.parts):
             raise InputError("'similarity' reads the halves of a pair apart: it cannot be set against other targets.")
+        if not callable(target[0]) and (first.label, first.token) == (second.label, second.token):
+            raise InputError(f"target={shortened(target)} sets the {first.label} against itself: all of it is 0.")
         label = f"{first.label} against {second.label}"
         return Target(label, first.parts, lambda states: first.number(states) - second.number(states))
     if is_collection(target):
@@ -143,8 +145,8 @@ def _logit(reading: Reading, target: Any) -> Target:
     logits = _check_head(reading)
     if logits is None or logits.ndim not in (2, 3):
         raise InputError(
-            f"A target is a logit, and {model.name} makes none. Pass target=, a function of the last hidden vectors "
-            "(1, token, feature) that returns one number."
+            f"A target is a logit, and {model.name} makes none. Use a model with a head. In Python, a function of the "
+            "last hidden vectors (1, token, feature) that returns one number can be a target, too."
         )
     spells = logits.ndim == 3 and model.modality == "text" and model.hf.get_output_embeddings() is not None
     named, place = _divided(reading, target, spells) if logits.ndim == 3 else (target, None)
@@ -156,8 +158,8 @@ def _logit(reading: Reading, target: Any) -> Target:
     if index is None or not 0 <= index < len(choices):
         kind = "a token" if spells else "a class"
         raise InputError(
-            f"target={shortened(target)} cannot be used: expected {kind}, a function, or a number from 0 to "
-            f"{len(choices) - 1}."
+            f"target={shortened(target)} cannot be used: expected {kind}, a number from 0 to {len(choices) - 1}, or in "
+            "Python a function."
         )
     label = f"token {model.tokenizer.decode([index])!r}" if spells else f"class {_labels(model).get(index, index)}"
     is_next = spells and _continues(model) and place == logits.shape[1] - 1
@@ -262,11 +264,8 @@ def _of_function(reading: Reading, function: Callable[[Tensor | None, Tensor], A
     made = onward(model, reading.batch, states, model.n_layers - 1).logits
     values = []
     for row in range(len(states)):
-        try:
-            value = function(None if made is None else made[row : row + 1], states[row : row + 1])
-        except Exception as error:  # the function is the user's, and raises what it likes
-            reason = " ".join(str(error).split())[:200].rstrip(".")
-            raise InputError(f"target= failed on the text's vectors ({type(error).__name__}: {reason}).") from error
+        logits = None if made is None else made[row : row + 1]
+        value = called("target=", function, logits, states[row : row + 1])
         if (
             not isinstance(value, torch.Tensor)
             or value.numel() != 1

@@ -40,7 +40,7 @@ def score_bars(evaluation: Result, ax: Axes | None = None) -> Axes:
 def change_curves(evaluation: Result, way: str = "deletion", ax: Axes | None = None) -> Axes:
     """Draw how far an output moves as sources are replaced ("deletion"), or put back ("insertion"), by each measure.
 
-    The best and the worst order that the search found enclose them.
+    The best and the worst order that the search found stand beside them.
     """
     name = f"{way}_curve"
     data = read("change_curves", evaluation, (name,), axes=("curve", "share"))

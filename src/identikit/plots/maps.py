@@ -277,12 +277,12 @@ def agreement_map(agreement: Result, ax: Axes | None = None) -> Axes:
     """Draw the rank correlation of each pair of measures, from −1 to 1, with its number."""
     data = read("agreement_map", agreement, ("correlation",), axes=("measure", "other"))
     cells = table(data, "correlation", "measure", "other")
-    names = [str(name) for name in data["measure"].values]
+    names, others = ([str(name) for name in np.atleast_1d(data[axis].values)] for axis in ("measure", "other"))
     with drawing(ax, SINGLE, 0.9 + 0.35 * len(names)) as axes:
         axes.imshow(cells, cmap="RdBu_r", vmin=-1, vmax=1)
         for row, column in np.ndindex(*cells.shape):
             axes.text(column, row, f"{cells[row, column]:.2f}", ha="center", va="center", fontsize="small")
         token_axis(axes.yaxis, names)
-        token_axis(axes.xaxis, [str(name) for name in data["other"].values])
+        token_axis(axes.xaxis, others)
         axes.grid(visible=False)
     return axes

@@ -19,6 +19,7 @@ Index = Any
 
 _MARKS = "Ġ▁ "
 _CANDIDATES = 8
+_LABEL = 40  # characters of a label, where several are said
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Axis:
     def label(self) -> str:
         """How the one place of a single axis is written."""
         return self.name_of(0)
+
+    @property
+    def short_label(self) -> str:
+        """The label, cut where it is long."""
+        return self.label if len(self.label) <= _LABEL else f"{self.label[: _LABEL - 1]}…"
 
     def name_of(self, place: int) -> str:
         """Return a token, with its position where it repeats; or the number or name."""

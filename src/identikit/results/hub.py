@@ -18,10 +18,24 @@ CARD = "README.md"
 def push_result(result: "Result", repo: str, *, public: bool) -> str:
     """Upload a result with its card; return the address."""
     public = flag("public", public)
+    check_repo(repo)
     with TemporaryDirectory() as folder:
         place = Path(folder, "result")
         result.save(place)
         return upload(place, repo, result_card(repo, result), public=public)
+
+
+def check_repo(repo: object) -> None:
+    """Refuse what cannot be the id of a dataset."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo if isinstance(repo, str) else "")
+    except HFValidationError:
+        raise InputError(
+            f"Pushing to {shortened(repo)}: this is not the id of a dataset. Use one like 'name/dataset'."
+        ) from None
 
 
 def upload(folder: Path, repo: str, card: str, *, public: bool) -> str:
@@ -30,23 +44,20 @@ def upload(folder: Path, repo: str, card: str, *, public: bool) -> str:
     The dataset is made if it is not there: private, unless it is to be `public`. Access comes from `hf auth login`.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
     from huggingface_hub.errors import HTTPError as AnyHTTPError  # pyright: ignore[reportPrivateImportUsage]
-    from huggingface_hub.utils import validate_repo_id
 
+    check_repo(repo)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     named = {path.relative_to(folder).as_posix(): path for path in files}
     shown = {name: path for name, path in named.items() if not any(part[0] == "." for part in name.split("/"))}
     operations = [CommitOperationAdd(name, path) for name, path in shown.items() if name != CARD]
     operations.append(CommitOperationAdd(CARD, card.encode()))
     api = HfApi()
-    doing = f"Pushing {folder} to {shortened(repo)}"
+    doing = f"Pushing to {shortened(repo)}"
     try:
-        validate_repo_id(repo)
         api.create_repo(repo, repo_type="dataset", private=not public, exist_ok=True)
         api.create_commit(repo, operations, commit_message="Push results of identikit", repo_type="dataset")
-    except HFValidationError:
-        raise InputError(f"{doing}: this is not the id of a dataset. Use one like 'name/dataset'.") from None
     except (HfHubHTTPError, LocalTokenNotFoundError) as error:
         reason = " ".join(str(error).split())[:200].rstrip(".")
         how = "Log in with `hf auth login`, and check the id."

@@ -11,6 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -51,8 +52,8 @@ class Fact(ReadOnly):
         self.name = name
 
     def __get__(self, result: "Result | None", owner: type | None = None) -> Any:
-        """Return the fact; on the class, the attribute itself."""
-        return self if result is None else result.about[self.name]
+        """Return the fact, a copy that may be changed; on the class, the attribute itself."""
+        return self if result is None else deepcopy(result.about[self.name])
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -255,8 +256,7 @@ class Result(ABC):
 
     def _files(self) -> Files:
         """Return the files that hold the arrays, and what a class adds to them."""
-        names = (name for name in self.source.dims if not self._on_request(name))
-        return {_ARRAYS: tensor_file(self._checked(names))}
+        return {_ARRAYS: tensor_file(self._checked(name for name in self.source.dims if not self._on_request(name)))}
 
     def push_to_hub(self, repo: str, *, public: bool = False) -> str:
         """Upload the result to a dataset of the Hugging Face hub, with a card; return its address.
@@ -322,10 +322,10 @@ class Result(ABC):
     # Being looked at
 
     def __repr__(self) -> str:
-        labels = {axis.name: axis.label for axis in self.axes if axis.single}
+        labels = {axis.name: axis.short_label for axis in self.axes if axis.single}
         layer = f"L{labels.pop('layer')}" if "layer" in labels else ""
         head = f"H{labels.pop('head')}" if "head" in labels else ""
-        singles = [layer + head, *(f"{name} {label!r:.20}" for name, label in labels.items())]
+        singles = [layer + head, *(f"{name} {label!r}" for name, label in labels.items())]
         many = " × ".join(axis.counted for axis in self.axes if not axis.single)
         minus = f" minus {self.about['minus']:.40}" if "minus" in self.about else ""
         return f"<{type(self).__name__} {self.model_name:.40}{minus}: {', '.join(filter(None, [*singles, many]))}>"

@@ -251,6 +251,13 @@ def mean_and_error(digits: int) -> Callable[[tuple[float, float]], str]:
     return written
 
 
+def means_of(texts: int) -> str:
+    """Say what a table of means over texts holds, as `mean_and_error` writes them."""
+    if texts == 1:
+        return "Of one text, so without standard errors:"
+    return "Means over texts ± standard errors; where an error is as large as its mean, two errors to either side:"
+
+
 def percent(share: float) -> str:
     """Write a share as a percentage: 0 or 100 only where it is, but for rounding; one that is not known is a dash."""
     if share != share:

@@ -298,6 +298,8 @@ def write_tables(
     import pyarrow  # noqa: F401  (pandas would not name it if it were missing)
 
     for name, frame in tables.items():
+        if dictionary is not None and frame.empty:  # nothing in a column says what its type is
+            frame = frame.astype({column: about.type for column, about in dictionary[name].columns.items()})
         buffer = BytesIO()
         frame.to_parquet(buffer, index=False)
         store.write(f"{name}.parquet", buffer.getvalue())

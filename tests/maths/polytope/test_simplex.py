@@ -215,6 +215,32 @@ def test_a_solver_that_proposes_nonsense_gives_valid_wide_bounds(kind, size):
     assert float((found.upper - upper)[rows.free].mean()) > 0.1
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_what_is_known_unsolved_is_the_least_and_the_greatest_of_a_visible_key(shared):
+    rows, _, _, _, _, _ = case("window")
+    count, n = rows.attention.shape
+    drawn = torch.randn(1 if shared else count, 3, n, generator=torch.Generator().manual_seed(0)).double()
+    wanted = Wanted(torch.ones(n, dtype=torch.bool), drawn[0] if shared else drawn)
+    known = unbounded(rows, wanted)
+    for row in rows.free.nonzero()[:, 0].tolist():
+        every = torch.cat([torch.eye(n).double(), drawn[0 if shared else row]])[:, rows.visible[row]]
+        assert torch.equal(known.lower[row], every.amin(1)) and torch.equal(known.upper[row], every.amax(1))
+    fixed = ~rows.free
+    assert torch.equal(known.lower[fixed, :n], rows.attention[fixed]) and (known.gap[fixed] == 0).all()
+
+
+def test_what_is_known_unsolved_takes_no_cube_of_memory():
+    n = 1500  # all rows and edges of all keys would be 48 GiB
+    one = torch.full((1, 1), 1 / n, dtype=torch.float64)
+    seen = torch.ones(1, 1, dtype=torch.bool).expand(2 * n, n)
+    free = torch.ones(2 * n, dtype=torch.bool)
+    basis = torch.ones(1, n, 1, dtype=torch.float64)
+    group = torch.zeros(2 * n, dtype=torch.long)
+    rows = Rows(one.expand(2 * n, n), seen, group, basis, basis[:, 0], free.double(), free, free[:1])
+    known = unbounded(rows, Wanted(seen[0]))
+    assert float(known.lower.max()) == 0 and float(known.upper.min()) == 1
+
+
 @pytest.mark.parametrize("solver", [nonsense, given_up])
 @pytest.mark.parametrize("kind", ["random", "causal"])
 def test_what_a_solver_leaves_loose_or_gives_up_is_solved_plainly(solver, kind, monkeypatch):

@@ -100,17 +100,35 @@ def unbounded(rows: Rows, wanted: Wanted) -> Bounds:
 
     Where the row is the only attention with its output, both ends are its own.
     """
-    c = wanted.all_objectives(rows)
-    own = (rows.attention[:, None] @ c.mT)[:, 0]
-    hidden = ~rows.visible[:, None]
-    lower = c.masked_fill(hidden, torch.inf).amin(-1)
-    upper = c.masked_fill(hidden, -torch.inf).amax(-1)
-    fixed = (~rows.free | ~rows.visible.any(-1))[:, None] | (lower == upper)
-    if wanted.keys is not None:  # what is not seen has weight 0
-        fixed[:, : rows.visible.shape[1]] |= ~rows.visible
+    seen = rows.visible
+    others = wanted._replace(keys=None).all_objectives(rows)
+    own = (rows.attention[:, None] @ others.mT)[:, 0]
+    lower, upper = _reach(others, seen)
+    if wanted.keys is not None:
+        own = torch.cat([rows.attention, own], dim=1)
+        lower = torch.cat([(seen & (seen.sum(-1, keepdim=True) == 1)).to(lower), lower], dim=1)
+        upper = torch.cat([seen.to(upper), upper], dim=1)
+    fixed = (~rows.free | ~seen.any(-1))[:, None] | (lower == upper)
     strongest = torch.where(rows.free, -1, rows.visible.sum(-1))
     gap = torch.where(fixed, 0.0, torch.nan).to(own)
     return Bounds(torch.where(fixed, own, lower), torch.where(fixed, own, upper), gap, strongest)
+
+
+def _reach(
+    c: Float[Tensor, "_ quantity key"], visible: Bool[Tensor, "row key"]
+) -> tuple[Float[Tensor, "row quantity"], Float[Tensor, "row quantity"]]:
+    """Return the least and the greatest $c$ of a key that a row sees; rows that see the same keys are one."""
+    row = torch.arange(len(visible), device=visible.device)
+    if len(c) == 1:
+        visible, row = visible.unique(dim=0, return_inverse=True)
+    ends = c.new_empty(2, len(visible), c.shape[1])
+    step = max(1, BYTES // (8 * max(1, c.shape[1] * c.shape[2])))
+    for some in torch.arange(len(visible), device=row.device).split(step):
+        each = c if len(c) == 1 else c[some]
+        hidden = ~visible[some, None]
+        ends[0, some] = each.masked_fill(hidden, torch.inf).amin(-1)
+        ends[1, some] = each.masked_fill(hidden, -torch.inf).amax(-1)
+    return ends[0, row], ends[1, row]
 
 
 class Proposed(NamedTuple):
