@@ -21,7 +21,8 @@ from identikit.models.families import FAMILIES
 from identikit.models.load import check, load
 from identikit.models.load.check import prove
 from identikit.models.model import Model
-from identikit.models.taps.tap import AttentionCall, switched
+from identikit.models.taps.switch import switched
+from identikit.models.taps.tap import AttentionCall
 from identikit.texts.text import Encoded, TokenBatch, collate, text_alone
 from tests.models import tiny
 from tests.models.state import state_of

@@ -14,7 +14,8 @@ from torch import nn
 from identikit.models import families
 from identikit.models.blocks import Reached, first_output, watching
 from identikit.models.model import Model
-from identikit.models.taps.tap import Visitor, put, visiting
+from identikit.models.taps.switch import put
+from identikit.models.taps.tap import Visitor, visiting
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import TokenBatch, repeated
 

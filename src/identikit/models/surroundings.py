@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from identikit.errors import InputError, ModelError
 from identikit.models.load.fingerprint import ON_EVERY_MODULE, captures, changes, only_watches
 from identikit.models.machine import products
-from identikit.models.taps.tap import put, restored
+from identikit.models.taps.switch import put, restored
 
 Makeup = tuple[object, ...]
 _CAPTURING = "_output_capturing_hooks_installed"  # where transformers notes that its hooks are on a model

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from identikit.models.taps import own
-from identikit.models.taps.tap import switched
+from identikit.models.taps.switch import switched
 from identikit.shapes import Tensor
 from identikit.texts import layouts
 from identikit.texts.features import Images, Sounds

@@ -18,7 +18,8 @@ from identikit.models.load.linear import ROUNDED, linear_bias
 from identikit.models.load.weights import broken_weight
 from identikit.models.model import Model
 from identikit.models.surroundings import makeup, undisturbed
-from identikit.models.taps.tap import AttentionCall, switched
+from identikit.models.taps.switch import switched
+from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Tensor
 from identikit.texts.text import TokenBatch, keys_of, text_alone
 

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import ModelError
 from identikit.models.load.weights import adapted, held, offloaded_again, packed, place_of
-from identikit.models.taps.tap import put
+from identikit.models.taps.switch import put
 from identikit.shapes import Float, Tensor
 
 ROUNDED = 0.05

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 
 from identikit.errors import ModelError
-from identikit.models.taps import tap
+from identikit.models.taps import switch, tap
 from identikit.models.taps.tap import AttentionCall, hand_over, next_layer
 from identikit.shapes import Float, Int, Tensor
 
@@ -39,10 +39,10 @@ def _tapped(
 
     With `masks`, transformers makes the tap's masks meanwhile.
     """
-    with tap.restored(model) as configs, ExitStack() as stack:
+    with switch.restored(model) as configs, ExitStack() as stack:
         for block in model.base_model.get_submodule(blocks).children():
             module = block.get_submodule(attention)
-            tap.put(stack, module, method, partial(function, module))
+            switch.put(stack, module, method, partial(function, module))
         for config in configs if masks else ():
             config._attn_implementation_internal = tap.NAME
         yield
@@ -351,14 +351,14 @@ def inside(model: PreTrainedModel) -> Iterator[None]:
     """
     text = model.config.get_text_config()
     models = (module for module in model.modules() if isinstance(module, PreTrainedModel))
-    with tap.switched(next((part for part in models if part.config is text), model)):
+    with switch.switched(next((part for part in models if part.config is text), model)):
         yield
 
 
 @contextmanager
 def gated(model: PreTrainedModel) -> Iterator[None]:
     """Switch the tap in, and have every attention module pass its gate to the call."""
-    with tap.switched(model), ExitStack() as stack:
+    with switch.switched(model), ExitStack() as stack:
         for module in model.modules():
             query = getattr(module, "q_proj", None)
             output = getattr(module, "o_proj", None)
@@ -395,4 +395,4 @@ gptj = partial(_tapped, blocks="h", attention="attn", function=_gptj, method="_a
 falcon = partial(_tapped, blocks="h", attention="self_attention", function=_falcon)
 deberta = partial(_tapped, blocks="encoder.layer", attention="attention.self", function=_deberta, masks=False)
 xlnet = partial(_tapped, blocks="layer", attention="rel_attn", function=_xlnet, method="rel_attn_core", masks=False)
-beit = partial(tap.switched, implementation=_BIASED)
+beit = partial(switch.switched, implementation=_BIASED)

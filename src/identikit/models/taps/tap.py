@@ -7,7 +7,7 @@ transformers is forked, and no attention matrix is needed.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import and_masks, causal_mask_function, padding_mask_function, sdpa_mask
 
 from identikit.errors import InputError, ModelError
@@ -310,20 +310,21 @@ def understood(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tensor 
     """Return the mask as bool or as its rule, and refuse one that did not come from our mask function."""
     if mask is None:
         if getattr(module, "is_causal", False) and query.shape[2] > 1:
-            raise ModelError(
-                f"Reading the attention of {type(module).__name__}: it is causal but came without a mask, so what it "
-                "sees is unknown. Its architecture needs a tap of its own (CONTRIBUTING.md)."
-            )
+            raise _unknown_view(module, "it is causal but came without a mask")
         return None
     rule = getattr(mask, "identikit_rule", None)
     if rule is not None:
         return rule
     if mask.dtype != torch.bool or mask.is_meta:
-        raise ModelError(
-            f"Reading the attention of {type(module).__name__}: the model rewrote its mask ({mask.dtype}), so what it "
-            "sees is unknown. Its architecture needs a tap of its own (CONTRIBUTING.md)."
-        )
+        raise _unknown_view(module, f"the model rewrote its mask ({mask.dtype})")
     return mask
+
+
+def _unknown_view(module: nn.Module, why: str) -> ModelError:
+    return ModelError(
+        f"Reading the attention of {type(module).__name__}: {why}, so what it sees is unknown. Its architecture needs "
+        "a tap of its own (CONTRIBUTING.md)."
+    )
 
 
 def _mask(
@@ -369,32 +370,3 @@ def visiting(visitor: Visitor, home: torch.device | None = None) -> Iterator[Pla
     finally:
         _visitor.reset(visitor_before)
         _place.reset(place_before)
-
-
-def put(stack: ExitStack, owner: Any, name: str, value: object) -> None:
-    """Set an attribute until the stack is closed; then give back what was there, or take it away again."""
-    if name in vars(owner):  # such as the forward that accelerate's hooks have put there
-        stack.callback(setattr, owner, name, vars(owner)[name])
-    else:
-        stack.callback(delattr, owner, name)
-    setattr(owner, name, value)
-
-
-@contextmanager
-def restored(model: PreTrainedModel, name: str = "_attn_implementation_internal") -> Iterator[list[Any]]:
-    """Yield the model's configurations, and give each its own setting back at the end."""
-    configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
-    before = [(config, getattr(config, name)) for config in configs.values() if hasattr(config, name)]
-    try:
-        yield [config for config, _ in before]
-    finally:
-        for config, setting in before:
-            setattr(config, name, setting)
-
-
-@contextmanager
-def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
-    """Put the tap in the place of the model's attention, and its own back at the end, whatever happens."""
-    with restored(model):
-        model.set_attn_implementation(implementation)
-        yield
