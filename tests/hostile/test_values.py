@@ -174,7 +174,7 @@ def test_measures_may_be_an_array_of_names_and_sparse():
 
 @pytest.mark.parametrize("name", ["\ud800", "", " "])
 def test_names_that_cannot_be_printed_are_refused(name: str):
-    tensors = {"values": torch.ones(1, 2, 3), "weights": torch.full((1, 2, 2), 0.5)}
+    tensors: dict[str, Any] = {"values": torch.ones(1, 2, 3), "weights": torch.full((1, 2, 2), 0.5)}
     with refused("name"):
         ik.attention_from(**tensors, name=name)
     with refused("name"):
