@@ -109,23 +109,24 @@ def test_saved_attention_counts_as_memory():
 
 
 def test_short_texts_of_like_length_are_done_side_by_side(monkeypatch: pytest.MonkeyPatch):
-    """On a GPU, within a part of its memory and of a number of tokens. Sounds are alone, and on a CPU all are."""
+    """On a GPU, within a part of its memory and of a number of tokens. What cannot be padded is alone, and on a CPU all are."""
     model = load()
     lengths = [12, 40, 11, 12, 30, 13]
     plans = [attribution.plan(model, n, asked(model)) for n in lengths]
-    assert [group for group, _ in attribution.side_by_side(model, plans)] == [[place] for place in range(6)]
+    assert [group for group, _ in attribution.side_by_side(model, plans, padded=True)] == [
+        [place] for place in range(6)
+    ]
     monkeypatch.setattr(Model, "device", SimpleNamespace(type="cuda"))
-    with monkeypatch.context() as patched:
-        patched.setattr(Model, "modality", "sound")
-        assert [group for group, _ in attribution.side_by_side(model, plans)] == [[place] for place in range(6)]
+    apart = attribution.side_by_side(model, plans, padded=False)
+    assert [group for group, _ in apart] == [[place] for place in range(6)]
     monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 40)
-    *others, (group, way) = attribution.side_by_side(model, plans)
+    *others, (group, way) = attribution.side_by_side(model, plans, padded=True)
     assert [group for group, _ in others] == [[1], [4]] and group == [5, 0, 3, 2]
     assert way.together == sum(lengths[place] for place in group)
     monkeypatch.setattr(attribution, "_GROUP_TOKENS", 26)
-    assert [group for group, _ in attribution.side_by_side(model, plans)] == [[1], [4], [5, 0], [3, 2]]
+    assert [group for group, _ in attribution.side_by_side(model, plans, padded=True)] == [[1], [4], [5, 0], [3, 2]]
     monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 20)
-    assert [group for group, _ in attribution.side_by_side(model, plans)] == [[1], [4], [5], [0], [3], [2]]
+    assert [group for group, _ in attribution.side_by_side(model, plans, padded=True)] == [[1], [4], [5], [0], [3], [2]]
 
 
 def test_chunks_halve_until_they_fit():
