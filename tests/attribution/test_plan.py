@@ -109,7 +109,7 @@ def test_saved_attention_counts_as_memory():
 
 
 def test_short_texts_of_like_length_are_done_side_by_side(monkeypatch: pytest.MonkeyPatch):
-    """On a GPU, within a part of its memory and of a number of tokens. What cannot be padded is alone, and on a CPU all are."""
+    """On a GPU, within a part of its memory and of a number of tokens. What cannot be padded is alone."""
     model = load()
     lengths = [12, 40, 11, 12, 30, 13]
     plans = [attribution.plan(model, n, asked(model)) for n in lengths]
