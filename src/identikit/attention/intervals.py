@@ -211,10 +211,10 @@ def bounds_of(
     sink = rows.attention.shape[1] - n  # one more key, which is not an edge
     keys = None if wanted.keys is None else F.pad(wanted.keys, (0, sink))
     objectives = None if wanted.objectives is None else F.pad(wanted.objectives, (0, sink))
-    asked = Wanted(keys, objectives, wanted.top)
+    limit = math.inf if bounding.seconds is None else started + bounding.seconds
+    asked = Wanted(keys, objectives, wanted.top, min(limit, wanted.until))
     bounds = unbounded(rows, asked)
     free = rows.free.nonzero()[:, 0]
-    limit = math.inf if bounding.seconds is None else started + bounding.seconds
     done = 0
     for some in paced(free, limit, first=FIRST[free.device.type]):
         solved = _solved(rows.some(some), asked.of_rows(some), bounding, limit)

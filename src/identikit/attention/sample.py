@@ -31,12 +31,18 @@ def bound_rows(
     places: Sequence[Place],
     groups: Sequence[Sequence[int]] = (),
     progress: Progress = silent,
+    *,
+    until: float = math.inf,
 ) -> BoundedRows:
-    """Bound rows, those of a head together: every key and every group in one pass. Unfinished rows are left out."""
+    """Bound rows, those of a head together: every key and every group in one pass. Unfinished rows are left out.
+
+    A row whose ends take a plain program each is given up `until` then, on the monotonic clock.
+    """
     captured = attention.captured()
     n = len(attention.keys)
     members = membership(groups, n)
-    rows, bounds = bounds_of(captured, places, edges_wanted(n, objectives=members), bounding=EXACTLY, progress=progress)
+    wanted = edges_wanted(n, objectives=members)._replace(until=until)
+    rows, bounds = bounds_of(captured, places, wanted, bounding=EXACTLY, progress=progress)
     weights = rows.attention[:, :n]
     bounded = BoundedRows(
         torch.tensor(places, dtype=torch.long).reshape(-1, 3),
@@ -88,7 +94,8 @@ def sample_rows(
     batch = _drawn(waiting, sample, size)
     begun = time.monotonic()
     while batch and begun < limit:
-        parts.append(bound_rows(attention, sorted(batch), groups, _continued(progress, done, total)))
+        told = _continued(progress, done, total)
+        parts.append(bound_rows(attention, sorted(batch), groups, told, until=limit))
         done += len(batch)
         sample = sample._replace(bounded=_joined(parts, len(attention.keys), len(groups)))
         now = time.monotonic()

@@ -1,5 +1,6 @@
 """Exact ends by every solver, on the CPU and on a GPU, against plain linear programs; and what proves them."""
 
+import time
 from functools import cache
 from typing import NamedTuple
 
@@ -253,6 +254,19 @@ def test_what_a_solver_leaves_loose_or_gives_up_is_solved_plainly(solver, kind, 
     expected = torch.tensor(order)[rows.free]
     assert (found.order[rows.free] <= expected).all()  # no order is certain without a proof
     assert solver is nonsense or torch.equal(found.order[rows.free], expected)
+
+
+def test_plain_programs_end_with_the_time(monkeypatch):
+    """A row that takes one program per end is given up then, and keeps what holds for any attention."""
+    rows = case("random")[0]
+    monkeypatch.setattr(exact, "_solver", lambda rows: cpu.propose_plainly)
+    keys = torch.ones(rows.attention.shape[1], dtype=torch.bool)
+    late = exact_bounds(rows, Wanted(keys, until=time.monotonic() - 1))
+    soon = exact_bounds(rows, Wanted(keys, until=time.monotonic() + 100))
+    assert rows.free.any()
+    assert late.gap[rows.free].isnan().any(-1).all()
+    assert not soon.gap[rows.free].isnan().any()
+    assert (late.lower <= soon.lower).all() and (late.upper >= soon.upper).all()
 
 
 def test_what_a_vertex_missed_counts_into_the_gap(monkeypatch):

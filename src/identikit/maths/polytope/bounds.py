@@ -9,6 +9,7 @@ the best $y$, and valid at every other, whatever computed it. So solvers only pr
 decides.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -32,11 +33,13 @@ class Wanted(NamedTuple):
     - `keys`: the keys whose weights are bounded; None: none
     - `objectives`: real numbers $c$, shared by all rows or given for each; None: none
     - `top`: of how many of the strongest asked edges the order is found
+    - `until`: when, on the monotonic clock, a row that takes a plain program per end is given up
     """
 
     keys: Bool[Tensor, "key"] | None = None
     objectives: Float[Tensor, "*row quantity key"] | None = None
     top: int = 0
+    until: float = math.inf
 
     def all_objectives(self, rows: Rows) -> Float[Tensor, "_ quantity key"]:
         """Return every $c$ that is asked of rows: the unit vectors of all keys, if any is asked, then the others."""

@@ -5,6 +5,7 @@ programs are solved by `scipy.optimize.linprog`, where compiled code gives up or
 proposal either way: `bounds` proves it.
 """
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -62,7 +63,7 @@ def propose_plainly(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: 
 
 
 def _solve_row(rows: Rows, wanted: Wanted, found: Proposed, index: int, both: bool) -> bool:
-    """Write what is found for one row; returns whether every program was solved."""
+    """Write what is found for one row; returns whether every program was solved, in time."""
     attention = rows.attention[index]
     basis = rows.basis[rows.group[index]]
     seen = rows.visible[index].nonzero()[:, 0]
@@ -75,6 +76,8 @@ def _solve_row(rows: Rows, wanted: Wanted, found: Proposed, index: int, both: bo
         asked[:first] = wanted.keys.cpu() & rows.visible[index].cpu()
     for quantity in asked.nonzero()[:, 0].tolist():
         c = objectives[0 if len(objectives) == 1 else index, quantity]
+        if time.monotonic() > wanted.until:
+            return False
         for sense in (-1, 1) if both or quantity < first else (1,):
             solved = program.maximum(sense * c[seen])
             if solved is None:
