@@ -17,7 +17,9 @@ from identikit.models.machine import duration, free_bytes
 
 _LOADING = 60 << 20  # what loading and running any model adds to the process on a CPU, as measured
 _SOLVER = 105 << 20  # the compiled solver of intervals, as measured
-_ROWS = {False: 2.6, True: 1.2}  # maps that intervals hold of every row, by whether the model is causal, as measured
+_ROWS = 68  # maps, of all layers and heads, that intervals hold while all rows are solved at once, as measured
+_PORTION = 330 << 20  # what rows that are solved at once hold at most, as measured
+_ENDS = 9  # maps that intervals hold of all rows, as measured
 _VECTORS = 40  # vectors per token and layer that a run and its captured attention hold, as measured
 _MAPS = 5  # of the vocabulary's vectors in float64, that learned maps compare with, as measured
 _GIB = 2**30
@@ -111,7 +113,7 @@ def _analyses(sizes: Sizes, n: int) -> list[AnalysisCost]:
     exact = cheapest(sizes, n, options)
     return [
         AnalysisCost("attention", run + maps),
-        AnalysisCost("intervals", run + _SOLVER + int(_ROWS[sizes.causal] * maps * n)),
+        AnalysisCost("intervals", run + _SOLVER + min(_ROWS * maps, _PORTION + _ENDS * maps)),
         AnalysisCost("exact attribution", run + exact.peak, expected_seconds(sizes, [n], options)),
         AnalysisCost("learned maps", _MAPS * 8 * sizes.vocabulary * sizes.d_model),
     ]
