@@ -143,7 +143,7 @@ def cells(axes: Any) -> dict[tuple[float, ...], float]:
 def test_the_overlay_draws_each_weight_on_its_patch(attention: EffectiveAttention, tmp_path: Path):
     ends = attention.intervals(**ROW)
     panels = ends.plot("image")
-    assert [axes.get_title(loc="left").split(":")[0] for axes in panels] == ["raw", "at least (determined)", "at most"]
+    assert [axes.get_title(loc="left").split(" (")[0] for axes in panels] == ["raw", "at least", "at most"]
     for axes, name in zip(panels, ("raw", "lower", "upper"), strict=True):
         drawn = cells(axes)
         assert len(drawn) == 6

@@ -20,7 +20,7 @@ from identikit.results.result import Result
 from identikit.results.words import percent
 
 SINK = 0.3  # of an image's attention: a patch that takes more is marked
-_WORDS = {"lower": "at least (determined)", "upper": "at most"}
+_WORDS = {"lower": "at least", "upper": "at most"}
 _FADED = 0.45  # how much of the picture's own darkness is left under the patches
 
 
@@ -102,7 +102,7 @@ def _draw(panels: Panels, picture: ShownImage, boxes: Sequence[Box], weights: Ma
         drawn.set_clim(scale.least, scale.most)
         axes.add_collection(drawn)
         total = float(np.nansum(cells))
-        together = "" if name == "upper" else f": {percent(total)} of the row"  # upper ends do not add up
+        together = "" if name == "upper" else f" ({percent(total)} in all)"  # upper ends do not add up
         axes.set_title(f"{_WORDS.get(name, name)}{together}", loc="left")
         axes.set(xlim=(0, picture.width), ylim=(picture.height, 0), xticks=[], yticks=[])
         axes.set_aspect("equal")
