@@ -29,11 +29,16 @@ def token_types(tokenizer: Any, tokens: Sequence[str]) -> tuple[str, ...]:
     """Return the type of each token: what opens a text, what separates or closes it, period or comma, or other."""
     opening = {"[CLS]", getattr(tokenizer, "cls_token", None), getattr(tokenizer, "bos_token", None)}
     closing = {getattr(tokenizer, "sep_token", None), getattr(tokenizer, "eos_token", None)} - opening
-    bare = [token.lstrip("Ġ▁").removeprefix("##").removesuffix("</w>") for token in tokens]
-    return tuple(
-        "cls" if token in opening else "sep" if token in closing else "punctuation" if word in {".", ","} else "other"
-        for token, word in zip(tokens, bare, strict=True)
-    )
+    types = []
+    for token in tokens:
+        word = token.lstrip("Ġ▁").removeprefix("##").removesuffix("</w>")
+        if token in opening:
+            types.append("cls")
+        elif token in closing:
+            types.append("sep")
+        else:
+            types.append("punctuation" if word in {".", ","} else "other")
+    return tuple(types)
 
 
 def type_sums(result: EffectiveAttention) -> tuple[Float[Tensor, "map layer head source target"], Tensor]:

@@ -109,10 +109,11 @@ def explain(
     wanted = tuple(None if given is None else count(given) for given in (target, against))
     if page is not None:
         checked_target(page)
+    given = text if pair is None else (text, pair)
     with step_progress() as told:
         explanation = explained(
             identikit.load(model, tower=tower, device=device, dtype=dtype),
-            [{"role": "user", "content": text}] if chat else text if pair is None else (text, pair),
+            [{"role": "user", "content": text}] if chat else given,
             probes=None if probes is None else count(probes),
             measures=measures or (),
             target=wanted[0] if against is None else wanted,

@@ -70,7 +70,9 @@ class Planned:
             lines.append(f"  {each.name:<18} {_size(self.peak(each.name)):>10}{time}")
         largest = max(self.peak(each.name) for each in self.analyses)
         for device, size in self.free.items():
-            verdict = "all of it fits" if largest <= size else "weights fit" if self.weights <= size else "too small"
+            verdict = "weights fit" if self.weights <= size else "too small"
+            if largest <= size:
+                verdict = "all of it fits"
             lines.append(f"{device} has {_size(size)} free: {verdict}.")
         if self.weights > max(self.free.values()):
             lines.append("The weights fit nowhere here as a whole: use --dtype bfloat16, or another machine.")

@@ -44,7 +44,8 @@ class Replacement:
         mask = getattr(model.tokenizer, "mask_token_id", None)
         mask = -1 if mask is None or mask >= model.vocabulary else int(mask)
         masked = mask >= 0
-        name = ("mask" if masked else "draw") if name is None else known("replacement", name, tuple(REPLACEMENTS))
+        usual = "mask" if masked else "draw"
+        name = usual if name is None else known("replacement", name, tuple(REPLACEMENTS))
         if name == "mask" and not masked:
             raise InputError(f"replacement='mask': the tokenizer of {model.name} has no mask. Use 'draw' or 'pad'.")
         if name == "mask":
