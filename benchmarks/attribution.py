@@ -249,9 +249,9 @@ def of_shape(model: Model, options: Options, progress: Progress) -> list[Row]:
         request = replace(request, probes=options.probes)
         how = f"{options.probes} probes"
     rows: list[Row] = []
-    _attribute_once(model, 4, request)  # warm up
     for done, n in enumerate(options.tokens):
         progress("attribution", done, len(options.tokens))
+        _attribute_once(model, n, request)  # the first time loads the products of this size
         ahead = expected_seconds(model, [n], request)
         way = plan(model, n, request)
         case = f"{model.name}, {model.n_layers} layers, {n} tokens, {how}"

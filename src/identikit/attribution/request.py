@@ -214,7 +214,7 @@ def working_bytes(device: torch.device, *, whole_blocks: bool = False) -> int:
     if device.type != "cuda":
         return 1 << 28 if whole_blocks else 1 << 26
     total = torch.cuda.get_device_properties(device).total_memory
-    return total // 10 if whole_blocks else max(1 << 28, total // 64)
+    return total // 10 if whole_blocks else max(1 << 28, total // 32)
 
 
 def in_chunks(total: int, size: int, work: Callable[[int, int], None]) -> None:
