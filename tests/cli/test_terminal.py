@@ -1,11 +1,18 @@
 """Progress: a bar for each piece of work on a terminal, a line now and then elsewhere, pace and time left."""
 
+import json
+import sqlite3
+from contextlib import closing
+from importlib.util import find_spec
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from identikit.cli import terminal as progress
+from identikit.errors import InputError
+from tests.cli.made import run
 
 
 class Clock:
@@ -99,3 +106,28 @@ def test_the_time_left_counts_down_between_reports(screen: StringIO, clock: Cloc
 def test_words_have_room_whatever_the_surroundings_claim(monkeypatch: pytest.MonkeyPatch, columns: str, width: int):
     monkeypatch.setenv("COLUMNS", columns)
     assert progress.console().width == width
+
+
+def test_an_experiment_tracker_is_told_how_far_each_step_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    told = []
+    with progress.reported_to("trackio", lambda *each: told.append(each), project="tried") as also:
+        for done in range(3):
+            also("texts", done, 2)
+    assert told == [("texts", 0, 2), ("texts", 1, 2), ("texts", 2, 2)]
+    with closing(sqlite3.connect(tmp_path / "tried.db")) as kept:
+        logged = [json.loads(metrics) for (metrics,) in kept.execute("SELECT metrics FROM metrics")]
+    assert logged[-1] == {"texts/done": 2, "texts/of": 2}
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "trackio", ""])
+def test_a_tracker_that_is_not_there_is_refused_before_anything_is_read(tracker: str, tmp_path: Path):
+    if tracker == "trackio" and find_spec("trackio"):
+        pytest.skip("trackio is installed")
+    expected = "Run `pip install trackio`." if tracker == "trackio" else f"Progress cannot be reported to {tracker!r}."
+    done = run("--report-to", tracker, "explain", "a b c", "--html", tmp_path / "page.html")
+    assert done.refused(expected)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="reported to 'wandb'"), progress.reported_to("wandb", print):
+        pass

@@ -31,6 +31,7 @@ _ENDING_SECONDS = 5.0  # in which what was computed is written, and another sign
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
 OPTIONS: ContextVar[Mapping[str, str] | None] = ContextVar("OPTIONS", default=None)
+REPORT_TO: ContextVar[str | None] = ContextVar("REPORT_TO", default=None)  # the experiment tracker of this command
 """The options of the command that runs, by their names in Python; None before one does."""
 
 

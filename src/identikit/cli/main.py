@@ -9,7 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 import identikit
 from identikit.cli import option
 from identikit.cli.datasets import COMMANDS, count
-from identikit.cli.endings import OPTIONS, own_words
+from identikit.cli.endings import OPTIONS, REPORT_TO, own_words
 from identikit.cli.runs import diff, merge, push, report, resume, status, verify
 from identikit.maths.polytope.ahead import compile_ahead
 
@@ -34,8 +34,14 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    report_to: Annotated[
+        str | None, typer.Option("--report-to", help="Also log progress to an experiment tracker: trackio.")
+    ] = None,
+) -> None:
     """Say which attention the output determines, which token a hidden vector stands for, and where it came from."""
+    REPORT_TO.set(report_to)
     if show:
         typer.echo(f"identikit {identikit.__version__}")
         raise typer.Exit
