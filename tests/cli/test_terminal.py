@@ -109,8 +109,8 @@ def test_words_have_room_whatever_the_surroundings_claim(monkeypatch: pytest.Mon
 
 
 def test_an_experiment_tracker_is_told_how_far_each_step_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # which is read on import
     pytest.importorskip("trackio", reason="trackio is not installed")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     told = []
     with progress.reported_to("trackio", lambda *each: told.append(each), project="tried") as also:
         for done in range(3):
