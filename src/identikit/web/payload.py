@@ -34,6 +34,7 @@ from identikit.texts.text import SOURCE, Translation, shown
 from identikit.tokens.result import IdentityMap, TokenInversion
 from identikit.version import __version__
 from identikit.web.file import FORMAT, SHORT, File, bits, factors
+from identikit.web.images import add_images
 from identikit.web.rows import add_bounded, add_intervals
 
 MEASURES = 24 << 20  # bytes that the readings of attention in a file take at most
@@ -49,6 +50,8 @@ def packed(result: Result, *, progress: Progress = silent) -> bytes:
         if isinstance(result, kind):
             file = File(about=_header(result))
             add(file, result, progress)
+            if "attention" in file.about:
+                add_images(file, result)
             return file.bytes()
     raise InputError(
         f"{result.a_kind.capitalize()} has no page of its own: use plot(), or the page of explain(model, text)."

@@ -2,9 +2,9 @@
 import { barAt, barOrder, barScale, barsHeight, canPull, paintBars } from "./bars.js";
 import { callCode, activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, pointOn, quoted, say, slider } from "./figure.js";
 import { button, element, number, percent } from "./parts.js";
+import { ROW_NARROW, activeRow } from "./rows.js";
 
 const EDGE_MOST = 24; // bars that are shown at first
-const EDGE_NARROW = 1e-6; // an interval that is narrower does not move
 const EDGE_ROUNDING = 1e-5; // an output that moves by less moved by rounding
 
 export class EdgeView {
@@ -53,21 +53,8 @@ export class EdgeView {
     return about.attention ? null : (about.unavailable?.attention ?? "This page was made without attention.");
   }
 
-  /** The row that is shown: weights, ends and what was moved. */
   row(state) {
-    const { heads, rows, names } = this.site;
-    const query = activeQuery(state);
-    const head = heads(state.layer, state.head);
-    const found = rows.find(state.layer, state.head, query);
-    const raw = head.row("raw", query) ?? found?.raw ?? null;
-    const keys = raw ? names.map((_, key) => key).filter((key) => head.visible(query, key)) : [];
-    // A row that was never bounded and is determined all the same has no alternative.
-    const fixed = !found && !state.epsilon && !Number.isNaN(rows.certain(state.layer, state.head, query));
-    const { lower = null, upper = null } = (fixed ? { lower: raw, upper: raw } : found?.at(state.epsilon)) ?? {};
-    const widest = lower ? keys.reduce((most, key) => Math.max(most, upper[key] - lower[key]), 0) : NaN;
-    const moved = state.moved?.query === query ? state.moved.row : null;
-    const movable = Boolean(found?.movable && !state.epsilon && widest >= EDGE_NARROW);
-    return { query, head, found, raw, keys, lower, upper, widest, moved, movable, effective: head.row("effective", query) };
+    return activeRow(this.site, state);
   }
 
   look(state, row, width) {
@@ -112,7 +99,7 @@ export class EdgeView {
     if (!row.raw) return `${headName(this.site.view, state)}, ${quoted(this.site.names[row.query])}: this row was not computed.`;
     const name = `${headName(this.site.view, state)}, ${quoted(this.site.names[row.query])} sees ${row.keys.length} ${row.keys.length === 1 ? "key" : "keys"}.`;
     if (!row.lower) return name;
-    if (row.widest < EDGE_NARROW) return `${name} It is determined by the output: it has no alternative.`;
+    if (row.widest < ROW_NARROW) return `${name} It is determined by the output: it has no alternative.`;
     const certain = row.keys.reduce((sum, key) => sum + row.lower[key], 0);
     const strongest = row.keys.reduce((best, key) => (row.raw[key] > row.raw[best] ? key : best), row.keys[0]);
     const sure = {
@@ -206,7 +193,7 @@ export class EdgeView {
       const name = (one) => `${headName(view, one)} ${names[one.query]}`;
       return { words: "This file has no intervals for this ε in this row. It has them for these rows:", listed: rows.withGrid(), button: name };
     }
-    if (row.found?.movable || row.widest < EDGE_NARROW) return nothing;
+    if (row.found?.movable || row.widest < ROW_NARROW) return nothing;
     const listed = rows.movable(state.layer, state.head);
     const missing = row.lower ? "" : "This file has no intervals for this row. ";
     const words = listed.length ? "These rows of the head can be dragged:" : "No row of this head can be dragged here. identikit serve can move any row.";
@@ -216,7 +203,7 @@ export class EdgeView {
   /** Ask a server for the pinned row, once. */
   fetch(state, row) {
     const { source, store, task } = this.site;
-    const known = state.epsilon ? row.lower : row.found?.movable || row.widest < EDGE_NARROW;
+    const known = state.epsilon ? row.lower : row.found?.movable || row.widest < ROW_NARROW;
     const name = [state.layer, state.head, state.query, state.epsilon].join();
     if (!source.live || known || row.query !== state.query || this.asked === name) return;
     this.asked = name;

@@ -10,6 +10,7 @@ import { VerdictView } from "./verdict.js";
 import { HeadsView } from "./heads.js";
 import { AttentionView } from "./attention.js";
 import { EdgeView } from "./edge.js";
+import { PictureView } from "./picture.js";
 import { TokensView } from "./tokens.js";
 import { ProvenanceView } from "./provenance.js";
 import { numbersView } from "./numbers.js";
@@ -78,6 +79,7 @@ function within(view, state) {
     tab: known("tab", "tokens", "provenance", "numbers"),
     heads: known("heads", "scatter", "grid"),
     shape: known("shape", "matrix", "lines"),
+    overlay: known("overlay", "lower", "upper", "effective", "none"),
     sort: known("sort", "weight", "width", "text"),
     theme: known("theme", "light", "dark", ""),
   };
@@ -148,11 +150,11 @@ function layout(root, site, linked, start) {
   );
   const top = element("header", { class: "top" }, title, tools);
   const places = {};
-  for (const name of ["verdict", "heads", "attention", "edge", "bottom"]) {
+  for (const name of ["verdict", ...(about.images ? ["picture"] : []), "heads", "attention", "edge", "bottom"]) {
     places[name] = element("div", { class: `place ${name}` });
     places[name].style.gridArea = name;
   }
-  const main = element("main", { class: "panels" }, ...Object.values(places));
+  const main = element("main", { class: `panels${about.images ? " pictured" : ""}` }, ...Object.values(places));
   root.classList.add("identikit");
   root.replaceChildren(top, ...(start ? [start] : []), main, site.live);
   return { places, tools, main };
@@ -161,8 +163,8 @@ function layout(root, site, linked, start) {
 const TABS = ["tokens", "provenance", "numbers"];
 
 function makeViews(site, page) {
-  const kinds = { verdict: VerdictView, heads: HeadsView, attention: AttentionView, edge: EdgeView };
-  const panels = Object.entries(kinds).map(([name, View]) => panelOf(site, new View(site), page.places[name]));
+  const kinds = { verdict: VerdictView, picture: PictureView, heads: HeadsView, attention: AttentionView, edge: EdgeView };
+  const panels = Object.entries(kinds).filter(([name]) => page.places[name]).map(([name, View]) => panelOf(site, new View(site), page.places[name]));
   const tabs = element("div", { role: "tablist", class: "tabs", "aria-label": "More views" });
   page.places.bottom.append(tabs);
   const lower = [new TokensView(site), new ProvenanceView(site)];
