@@ -35,7 +35,7 @@ NARROW = 1e-6  # an interval that is narrower does not move
 
 def add_intervals(file: File, result: AttentionIntervals, progress: Progress) -> None:
     """Add the rows of intervals that were asked for by themselves."""
-    if result.axes[-1].name != "key" or result.axes[-1].tokens != result.tokens:
+    if result.axes[-1].name != "key" or list(result.axes[-1].tokens or ()) != list(result.text_of("key")["tokens"]):
         raise InputError("A page shows intervals over all keys: leave out key= and groups=, or use plot().")
     layers, heads, queries = result.axes[:3]
     places = [(i, h, q) for i in range(len(layers)) for h in range(len(heads)) for q in queries.values]

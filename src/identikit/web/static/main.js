@@ -64,7 +64,7 @@ export function mount(root, buffer, { source = { live: false }, linked = false, 
 
 /** A state whose places exist in the file. */
 function within(view, state) {
-  const { tokens, attention } = view.about;
+  const { tokens, keys, attention } = view.about;
   const inside = (value, count) => Math.min(Math.max(0, Math.trunc(value)), Math.max(0, count - 1));
   const known = (name, ...values) => (values.includes(state[name]) ? state[name] : CHOICES[name]);
   return {
@@ -72,8 +72,8 @@ function within(view, state) {
     layer: inside(state.layer, attention?.layer_numbers.length ?? 1),
     head: inside(state.head, attention?.head_numbers.length ?? 1),
     query: inside(state.query, tokens.length),
-    key: state.key < 0 ? -1 : inside(state.key, tokens.length),
-    from: inside(state.from, tokens.length),
+    key: state.key < 0 ? -1 : inside(state.key, (keys ?? view.about).tokens.length),
+    from: inside(state.from, Math.max(tokens.length, (keys ?? view.about).tokens.length)),
     epsilon: inside(state.epsilon, 1 + (view.about.rows?.epsilons.length ?? 0)),
     threshold: Math.min(1, Math.max(0, state.threshold)),
     tab: known("tab", "tokens", "provenance", "numbers"),
@@ -85,6 +85,8 @@ function within(view, state) {
   };
 }
 
+const namesOf = ({ tokens }) => tokenNames(tokens.map((token) => token.trim() || token));
+
 function makeSite(root, view, store, source) {
   const site = {
     view,
@@ -93,7 +95,8 @@ function makeSite(root, view, store, source) {
     heads: headsOf(view),
     measures: measuresOf(view),
     rows: new RowBook(view),
-    names: tokenNames(view.about.tokens.map((token) => token.trim() || token)),
+    names: namesOf(view.about),
+    keyNames: namesOf(view.about.keys ?? view.about),
     theme: () => store.get().theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"),
     colours: () => THEMES[site.theme()],
     redraw: () => {},
@@ -146,7 +149,7 @@ function layout(root, site, linked, start) {
     { class: "title" },
     element("h1", {}, "identikit"),
     element("span", {}, about.model),
-    element("span", {}, `${count} token${count === 1 ? "" : "s"}`),
+    element("span", {}, `${count} token${count === 1 ? "" : "s"}${about.keys ? ` that look at ${about.keys.tokens.length} of a source` : ""}`),
   );
   const top = element("header", { class: "top" }, title, tools);
   const places = {};

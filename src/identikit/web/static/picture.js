@@ -1,6 +1,6 @@
 // The image of a text with one row of attention on its patches: raw, the ends of its intervals, or effective.
 import { css, diverging } from "./colour.js";
-import { activeKey, activeQuery, callCode, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, pointable, quoted, say, tickBox } from "./figure.js";
+import { activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, intervalsCode, pointable, quoted, say, tickBox } from "./figure.js";
 import { element, number, percent } from "./parts.js";
 import { activeRow } from "./rows.js";
 
@@ -214,8 +214,7 @@ export class PictureView {
 
   python(state) {
     const { view } = this.site;
-    const row = `${headCode(view, state)}, query=${activeQuery(state)}${callCode(view, "text")}`;
-    return [`row = ik.attention_intervals(model, text, ${row})`, "print(row)", 'row.plot("image")'].join("\n");
+    return [`row = ${intervalsCode(view, `${headCode(view, state)}, query=${activeQuery(state)}`)}`, "print(row)", 'row.plot("image")'].join("\n");
   }
 
   describe(state) {

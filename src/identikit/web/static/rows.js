@@ -117,12 +117,12 @@ function imageTotals(view, row) {
 }
 
 /** The row of the active token: weights, ends and what was moved. */
-export function activeRow({ heads, rows, names }, state) {
+export function activeRow({ heads, rows, keyNames }, state) {
   const query = activeQuery(state);
   const head = heads(state.layer, state.head);
   const found = rows.find(state.layer, state.head, query);
   const raw = head.row("raw", query) ?? found?.raw ?? null;
-  const keys = raw ? names.map((_, key) => key).filter((key) => head.visible(query, key)) : [];
+  const keys = raw ? keyNames.map((_, key) => key).filter((key) => head.visible(query, key)) : [];
   // A row that was never bounded and is determined all the same has no alternative.
   const fixed = !found && !state.epsilon && !Number.isNaN(rows.certain(state.layer, state.head, query));
   const { lower = null, upper = null } = (fixed ? { lower: raw, upper: raw } : found?.at(state.epsilon)) ?? {};
