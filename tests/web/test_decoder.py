@@ -1,4 +1,4 @@
-"""Pages of a decoder: rows are tokens of the target, columns those of the source, and nothing takes one for the other."""
+"""Pages of a decoder: rows are tokens of the target, columns those of the source; none is taken for the other."""
 
 from itertools import product
 from pathlib import Path
@@ -92,7 +92,10 @@ def test_a_cell_under_the_mouse_is_its_target_and_its_source(page: Any, tmp_path
     names = found.axis("query").name_of(query), found.axis("key").name_of(key)
     assert f"{names[0]} → {names[1]} in L1H2: raw {raw:.3f}" in words_of(page, "#panel-attention .maps-read")
     strips = page.locator("#panel-attention .strip")
-    assert [strips.nth(at).locator("span").count() for at in range(2)] == [len(found.keys), len(found.tokens)]
+    maps = found.sel(layer=1, head=2).raw
+    for strip, weights in ((strips.nth(0), maps[query]), (strips.nth(1), maps[:, key])):
+        told = [float(span.get_attribute("title")) for span in strip.locator("span").all()]
+        assert told == pytest.approx(weights.tolist(), abs=1e-3)
 
 
 def test_what_a_page_of_a_decoder_says_and_leaves_out(page: Any, tmp_path: Path):
