@@ -336,9 +336,9 @@ class Result(ABC):
 
     def save_html(self, path: str | os.PathLike[str], *, progress: Watched = None) -> None:
         """Write the result as one HTML file with views to explore; it works from disk, without a network."""
-        from identikit.web.report import save_report
+        from identikit.web.report import save_html
 
-        save_report(self, path, progress=progress)
+        save_html(self, path, progress=progress)
 
     def show(self) -> Any:
         """Show views to explore: in a notebook as a widget (extra `notebook`), elsewhere in the browser.

@@ -268,13 +268,15 @@ function attentionRead(site, { sheet, cursor, labels, keyLabels, moved, name }) 
   if (cursor.query < 0) return `${keyLabels[cursor.key]} is looked at most by ${strongestWords(sheet.column("raw", cursor.key), labels)}.`;
   const [query, key] = [labels[cursor.query], keyLabels[cursor.key]];
   if (cursor.key >= 0) {
-    if (Number.isNaN(sheet.at("raw", cursor.query, cursor.key))) return `${query} does not see ${key} in ${name}.`;
+    if (Number.isNaN(sheet.at("raw", cursor.query, cursor.key))) return sheet.head.isDifference ? `${query} → ${key} is left out.` : `${query} does not see ${key} in ${name}.`;
     const parts = sheet.maps.map((map) => `${map} ${number(sheet.at(map, cursor.query, cursor.key))}`);
     const change = moved?.at === cursor.query ? `; moved to ${number(moved.row[cursor.key])}` : "";
     return `${query} → ${key} in ${name}: ${parts.join(", ")}${change}.`;
   }
   const row = sheet.row("raw", cursor.query, moved?.at === cursor.query ? site.store.get().moved : null);
-  return `${query} looks most at ${strongestWords(row, keyLabels)} in ${name}.`;
+  if (!sheet.head.isDifference) return `${query} looks most at ${strongestWords(row, keyLabels)} in ${name}.`;
+  const less = strongestWords(row.map((weight) => -weight), keyLabels);
+  return `In ${name}, ${query} looks more at ${strongestWords(row, keyLabels)} in the first result, and more at ${less} in the second.`;
 }
 
 function strongestWords(weights, labels) {
@@ -296,7 +298,7 @@ function attentionNotes(site, state, { sheet, shown, moved, what }) {
   told.push(
     state.shape === "lines"
       ? `About ${LINES_DRAWN} of the strongest lines are drawn, and all of the active token.`
-      : "Below each map: what each key receives on average. Left: the determined share of each row.",
+      : `Below each map: what each key receives on average.${site.rows.certainty || site.rows.rows.size ? " Left: the determined share of each row." : ""}`,
   );
   const texts = [about, about.keys ?? about];
   const left = !state.special && texts.some((text) => text.tokens.some((_, at) => isSpecial(about, at, text)));
@@ -307,7 +309,7 @@ function attentionNotes(site, state, { sheet, shown, moved, what }) {
   for (const [part, what] of windows) {
     if (part.n > WINDOW) told.push(`${what} ${part.from} to ${part.to - 1} of ${part.n} are drawn.`);
   }
-  if ((left || long) && sheet.done) {
+  if ((left || long) && sheet.done && !sheet.head.isDifference) {
     told.push(`On average, ${(sheet.outside / sheet.done).toFixed(2)} of a row's raw ${what} goes to keys that are not drawn.`);
   }
   if (about.measures_left_out) told.push(about.measures_left_out);

@@ -20,12 +20,13 @@ import { button, element } from "./parts.js";
 
 const TOLD = 5000; // milliseconds that a message stays
 
-/** Show a file in `root`. `source` computes what the file lacks; `linked`: the page's address holds the state. */
-export function mount(root, buffer, { source = { live: false }, linked = false, start = null } = {}) {
+/** Show a file in `root`. `source` computes what the file lacks; `linked`: the page's address holds the state; `suffix` of ids. */
+export function mount(root, buffer, { source = { live: false }, linked = false, start = null, suffix = "" } = {}) {
   const view = decode(buffer);
   const store = createStore(linked ? location.hash : "", view.about.first ?? {});
   store.set(within(view, store.get()));
   const site = makeSite(root, view, store, source);
+  site.suffix = suffix;
   const page = layout(root, site, linked, start);
   const views = makeViews(site, page);
   let before = null;
@@ -159,7 +160,7 @@ function layout(root, site, linked, start) {
   }
   const main = element("main", { class: `panels${about.images ? " pictured" : ""}` }, ...Object.values(places));
   root.classList.add("identikit");
-  root.replaceChildren(top, ...(start ? [start] : []), main, site.live);
+  root.replaceChildren(top, ...(start ? [start] : []), element("div", { class: "frame" }, main), site.live);
   return { places, tools, main };
 }
 
@@ -174,7 +175,7 @@ function makeViews(site, page) {
   const numbers = numbersView(site, [...panels, ...lower.map((view) => ({ view }))]);
   const below = [...lower, numbers].map((view) => {
     const panel = panelOf(site, view, page.places.bottom);
-    panel.tab = element("button", { type: "button", role: "tab", id: `tab-${view.id}`, "aria-controls": `panel-${view.id}` }, view.title);
+    panel.tab = element("button", { type: "button", role: "tab", id: `tab-${view.id}${site.suffix}`, "aria-controls": `panel-${view.id}${site.suffix}` }, view.title);
     panel.tab.addEventListener("click", () => site.store.set({ tab: view.id }));
     panel.section.setAttribute("role", "tabpanel");
     tabs.append(panel.tab);
@@ -193,11 +194,11 @@ function makeViews(site, page) {
 }
 
 function panelOf(site, view, place) {
-  const heading = element("h2", { id: `title-${view.id}` }, view.title);
+  const heading = element("h2", { id: `title-${view.id}${site.suffix}` }, view.title);
   const help = element("p", { class: "help" }, view.help);
   const note = element("p", { class: "note", hidden: true });
   const body = element("div", { class: "body" }, view.element);
-  const section = element("section", { class: "panel", id: `panel-${view.id}`, "aria-labelledby": heading.id }, heading, help, note, body);
+  const section = element("section", { class: "panel", id: `panel-${view.id}${site.suffix}`, "aria-labelledby": heading.id }, heading, help, note, body);
   place.append(section);
   return { view, section, note, body, site, tab: null };
 }

@@ -67,7 +67,7 @@ function matrixPanel(pen, layout, panel, { sheet, cursor, colours, moved, keyLab
   pen.text(changed ? "raw, moved" : map, x, y - 11, colours.ink, { size: 13, weight: "600" });
   if (cursor.query >= 0 && cursor.key >= 0) {
     const weight = changed && moved.at === cursor.query ? moved.row[cursor.key] : sheet.at(map, cursor.query, cursor.key);
-    const words = Number.isNaN(weight) ? "not seen" : number(weight);
+    const words = Number.isNaN(weight) ? (sheet.head.isDifference ? "left out" : "not seen") : number(weight);
     pen.text(words, x + side, y - 11, colours.focus, { size: 13, weight: "600", align: "right" });
   }
   pen.cells(x, y, side, high, sheet.across, sheet.size, sheet.image(map, colours));

@@ -77,7 +77,7 @@ export class MapSheet {
       for (let key = 0; key < this.across; key += 1) {
         const weight = seen[key] ? row[key] : NaN;
         weights[at * this.across + key] = weight;
-        if (!seen[key]) continue;
+        if (Number.isNaN(weight)) continue; // not seen, or one of a difference that is left out
         sums[key] += weight;
         if (weight > this.most || -weight > this.most) this.most = Math.abs(weight);
       }

@@ -23,9 +23,9 @@ export function attentionStrips(site) {
       const shade = shadeOf(colours, sheet.most);
       const row = () => sheet.row(map, cursor.query, map === "raw" && moved?.at === cursor.query ? state.moved : null);
       to.update(known && cursor.query >= 0 ? row() : null, `looks at (${map})`, {
-        name: labels[cursor.query], about: same ? cursor.query : cursor.key, shown: shown.keys, text: site.view.about.keys ?? site.view.about, shade });
+        isDifference: sheet.head.isDifference, name: labels[cursor.query], about: same ? cursor.query : cursor.key, shown: shown.keys, text: site.view.about.keys ?? site.view.about, shade });
       by.update(known && key >= 0 ? sheet.column(map, key) : null, `is looked at by (${map})`, {
-        name: keyLabels[key], about: same ? key : cursor.query, shown, text: site.view.about, shade });
+        isDifference: sheet.head.isDifference, name: keyLabels[key], about: same ? key : cursor.query, shown, text: site.view.about, shade });
     },
   };
 }
@@ -56,7 +56,7 @@ function stripOf(hover, pin, site) {
   });
   return {
     element: element("section", {}, title, text),
-    update(weights, words, { name: whose, about, shown, text: { tokens }, shade }) {
+    update(weights, words, { name: whose, isDifference, about, shown, text: { tokens }, shade }) {
       say(title.firstChild, whose ?? "");
       say(title.lastChild, weights ? ` ${words}` : "");
       const places = stripPlaces(weights ?? [], about);
@@ -66,15 +66,15 @@ function stripOf(hover, pin, site) {
         last = { shown, name };
       }
       text.querySelectorAll("span").forEach((one, order) => {
-        stripShade(one, weights[places[order]], shade, places[order] === about);
+        stripShade(one, weights[places[order]], shade, places[order] === about, isDifference ? "left out" : "not seen");
       });
     },
   };
 }
 
-function stripShade(one, weight, shade, active) {
+function stripShade(one, weight, shade, active, unseen) {
   const { fill, ink } = shade(weight);
-  const words = Number.isFinite(weight) ? number(weight) : "not seen";
+  const words = Number.isFinite(weight) ? number(weight) : unseen;
   if (one.title !== words) one.title = words;
   one.style.background = fill ?? "transparent";
   one.style.color = ink;

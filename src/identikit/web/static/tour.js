@@ -47,7 +47,7 @@ export function tour(site, main) {
   box.addEventListener("keydown", (event) => {
     if (event.key === "Escape") show(-1);
   });
-  main.after(box);
+  main.parentElement.after(box);
   back = button("Tour", "A few steps through this page", () => show(0));
   return back;
 }
