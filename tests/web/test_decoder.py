@@ -151,3 +151,17 @@ def test_what_is_not_attention_of_two_texts_has_no_page(tmp_path: Path):
         found.save_html(tmp_path / "page.html")
     with pytest.raises(InputError, match="select layers and heads"):
         cross("wide").sel(key=[1, 2]).save_html(tmp_path / "page.html")
+
+
+def test_given_tensors_of_two_texts_have_a_page_also_when_opened_again(page: Any, tmp_path: Path):
+    torch.manual_seed(0)
+    values = torch.randn(1, 2, 7, 3, dtype=torch.float64)
+    weights = torch.randn(1, 2, 4, 7, dtype=torch.float64).softmax(-1)
+    found = ik.attention_from(values=values, weights=weights, tokens=list("abcd"), source=list("tuvwxyz"))
+    found.save(tmp_path / "result")
+    for at, result in enumerate((found, ik.open_result(tmp_path / "result"))):
+        result.save_html(file := tmp_path / f"{at}.html")
+        opened(page, file, "head=1&query=2&special=0")  # the first token of the source, where a sink would be
+        _, rows = table(page, "attention")
+        assert [row[:2] for row in rows] == [[query, key] for query in "abcd" for key in "uvwxyz"]
+        assert [row[2] for row in rows] == pytest.approx(weights[0, 1, :, 1:].flatten().tolist(), abs=1e-6)

@@ -115,9 +115,9 @@ class Reading:
     def about(self) -> dict[str, Any]:
         """What every Result of a text keeps of it."""
         facts = facts_of(self.batch)
-        kind = self.model.family.features
-        if isinstance(kind, Images) and self.batch.features is not None:
-            facts["images"] = [kind.about(self.model.hf.config, self.model.tokenizer, self.batch.features[0])]
+        features = self.batch.features
+        if features is not None and isinstance(kind := self.model.family.features, Images):
+            facts["images"] = [kind.about(self.model.hf.config, self.model.tokenizer, features[0])]
         seen = keys_of(self.batch, self.model.side)
         if seen is not self.batch:
             facts[SOURCE] = facts_of(seen)

@@ -2,8 +2,8 @@
 
 A head's maps go as factors, n × d numbers, and the browser builds rows of n × n from them: queries and keys for raw
 attention; for effective attention, an orthonormal basis of the values and each row's coefficients in it. Where a model
-adds a bias to its scores, or a Result holds only numbers, the maps go as they are. `static/head.js` and
-`static/rows.js` read what is written here.
+adds a bias to its scores, the weights were given, or a Result holds only numbers, the maps go as they are.
+`static/head.js` and `static/rows.js` read what is written here.
 """
 
 import json
@@ -112,11 +112,12 @@ def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> l
         progress("page, layers", place, len(result.layers))
         layer = result.sel(layer=[number])
         (own,) = layer.axis("layer").places
-        if captured is None or captured.layers[own].call.bias is not None:
+        part = None if captured is None else captured.layers[own]
+        if part is None or part.call.bias is not None or part.call.given is not None:
             arrays = {name: layer.read(name)[0].float() for name in ("raw", "effective")}
             fact: dict[str, Any] = {"form": "dense"}
         else:
-            arrays, factored = factors(captured.layers[own], layer.axis("head").places)
+            arrays, factored = factors(part, layer.axis("head").places)
             fact = {"form": "factors", **factored}
         if captured is not None and max(shape) <= SHORT:
             arrays["simplex"] = layer.simplex.reshape(-1, *shape).float()

@@ -249,7 +249,7 @@ function attentionMissing(site, state, map) {
   if (map === "simplex" && site.source?.live) return "Being computed.";
   if (map !== "simplex") return "This file does not hold it.";
   const code = `attention.sel(${headCode(site.view, state)}).simplex`;
-  return `Not in this file: it takes one quadratic program per row. In Python: ${code}, or open the text with identikit serve.`;
+  return `Not in this file: it takes one quadratic program per row. In Python: ${code}${site.view.about.keys ? "" : ", or open the text with identikit serve"}.`;
 }
 
 /** Move the window to a token that was pinned elsewhere; true when it had to move. */

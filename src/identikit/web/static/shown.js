@@ -19,7 +19,8 @@ function wordGroups(n, spans) {
 
 /** Tokens that "special tokens off" leaves out: those of the tokenizer, or the first one where that is the sink. */
 export function isSpecial(about, place, text = about) {
-  return Boolean(text.special[place]) || (place === 0 && about.attention?.special_group === "first token");
+  const sees = about.keys ?? about; // where a sink is
+  return Boolean(text.special[place]) || (place === 0 && text === sees && about.attention?.special_group === "first token");
 }
 
 /** The first token of the window around a wanted one. */
