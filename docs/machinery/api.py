@@ -15,8 +15,9 @@ from typing import Any, TypeVar, get_args
 
 import identikit
 from identikit.attention.captured import Captured
+from identikit.results.facts import Fact
 from identikit.results.measure import Attribute, OptionalAttribute
-from identikit.results.result import CLASSES, Fact, Result
+from identikit.results.result import CLASSES, Result
 
 GROUPS = {
     "Functions": "What you call.",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from identikit.texts.data import read_texts, sample_texts
     from identikit.tokens.identify import token_identifiability
     from identikit.tokens.invert import invert
+    from identikit.web.report import save_html
 
 __all__ = [
     "load",
@@ -53,6 +54,7 @@ __all__ = [
     "token_identifiability",
     "invert",
     "open_result",
+    "save_html",
     "read_texts",
     "sample_texts",
     "cite",
@@ -90,6 +92,7 @@ _MODULES = {
     "invert": "tokens.invert",
     "explain": "explanation.explain",
     "evaluate": "explanation.evaluate",
+    "save_html": "web.report",
 }
 
 

@@ -44,6 +44,7 @@ def test_explain_gives_a_verdict_on_the_embedded_sample(monkeypatch: pytest.Monk
     ("arguments", "message"),
     [
         (["--pair", "b"], "--pair needs a first text"),
+        (["a", "b", "--pair", "c"], "explain takes a second text or --pair"),
         (["word " * 600], "602 tokens and the model reads at most 512"),
         (["a", "--model", "a\n\nb"], "Loading a b: there is no such folder"),
         (["a", "--seconds", "nan"], "--seconds nan cannot be used: expected a number above 0"),
@@ -57,6 +58,18 @@ def test_explain_gives_a_verdict_on_the_embedded_sample(monkeypatch: pytest.Monk
 )
 def test_a_mistake_is_one_line_and_no_traceback(arguments: list[str], message: str):
     assert run("explain", *arguments).refused(message)
+
+
+def test_two_texts_are_explained_one_by_one_and_shown_side_by_side(tmp_path: Path):
+    model = save_model(tmp_path / "model")
+    page = tmp_path / "page.html"
+    done = run("explain", "w5 w6 w7", "w5 w8 w7", "--model", model, "--json", "--html", page)
+    first, second = json.loads(done.stdout)
+    assert first["tokens"][2] == "w6" and second["tokens"][2] == "w8"
+    assert first["page"] == second["page"] == str(page)
+    assert page.read_text(encoding="utf-8").count('id="identikit-data-') == 2
+    words = run("explain", "w5 w6 w7", "w5 w8 w7", "--model", model).stdout
+    assert words.count("Which attention is determined?") == 2
 
 
 def test_a_measure_of_a_target_is_read_of_it(tmp_path: Path):

@@ -49,6 +49,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "evaluate": {"model": None, "texts": 5, "measures": "zebra", "tests": "zebra", "target": "zebra", "truth": [[5]],
                  "replacement": "zebra", "beam": 0, "probes": 1.5, "seed": -1, "seconds": -1.0, "truncate": "yes",
                  "max_tokens": 0, "progress": 5},
+    "save_html": {"results": [None, None], "path": 5, "progress": 5},
     "image_regions": {"result": None, "grid": (2,), "box": (3, 0, 1, 1), "image": 9, "overview": 5},
     "repeated_tokens": {"model": None, "n": 0, "seed": -1},
     "token_attribution": {"model": object(), "text": None, "messages": 5, "target": "w5",
@@ -91,6 +92,7 @@ def given(function: str) -> dict[str, Any]:
         "alternative_attention": bert | {"text": TEXT} | ROW,
         "repeated_tokens": bert | {"n": 5},
         "image_regions": {"result": effective_attention_of_a_picture()},
+        "save_html": {"results": effective_attention_of_a_picture(), "path": str(workshop() / "page.html")},
         "head_scores": bert | {"texts": TEXT},
         "agreement": {"model": tiny.shared("llama"), "texts": TEXT, "measures": ["gradient"]},
         "evaluate": bert | {"texts": TEXT, "measures": "leave one out", "tests": "leave one out"},
@@ -195,7 +197,7 @@ def test_every_option_is_checked(name: str, option: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "words",
-    ["nonsense", "explain a b", "attention", "--nonsense", "tokens --out", "reproduce fig99", "finetune x --out out"],
+    ["nonsense", "explain a b c", "attention", "--nonsense", "tokens --out", "reproduce fig99", "finetune x --out out"],
 )
 def test_words_that_are_no_command_are_refused(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,31 @@ def test_a_difference_of_a_result_with_itself_is_nothing(results: dict[str, Resu
     assert "minus" in repr(nothing) and "Largest difference" in str(nothing)
     with pytest.raises(ik.InputError, match="both must be of one kind"):
         _ = result - 3
+
+
+def test_differences_are_of_one_quantity(model: ik.Model):
+    mean, values, norm = (ik.attention_measure(model, TEXT[0], name) for name in ("mean", "value norm", "norm"))
+    with pytest.raises(ik.InputError, match=r"the measure of one is 'value norm', that of the other 'norm'.*a\.raw"):
+        _ = values - norm
+    with pytest.raises(ik.InputError, match="different quantities"):
+        _ = mean - values
+    assert not (values - values).raw.any()
+    shares = [ik.token_attribution(model, TEXT[0], probes=2, seed=0, norm=norm) for norm in ("frobenius", "sum")]
+    with pytest.raises(ik.InputError, match="the norm of one is 'frobenius', that of the other 'sum'"):
+        _ = shares[0] - shares[1]
+
+
+@every
+def test_facts_cannot_be_set_from_outside(results: dict[str, Result], name: str):
+    result = results[name]
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        result.about["tokens"] = ["other"]  # pyright: ignore[reportIndexIssue]
+    with pytest.raises(AttributeError):
+        result.about = {}  # pyright: ignore[reportAttributeAccessIssue]
+    given = dict(result.about)
+    made = replace(result, about=given)
+    given["tokens"] = ["other"]
+    assert made.about == result.about
 
 
 def test_differences_need_the_same_tokens(model: ik.Model, attention: Any):

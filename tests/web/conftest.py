@@ -10,7 +10,7 @@ import pytest
 from identikit.explanation.explain import explain
 from identikit.web import report
 from identikit.web.payload import packed
-from identikit.web.report import save_report
+from identikit.web.report import save_html
 from tests.models import tiny
 from tests.web.served import Served, save_models, served
 
@@ -79,7 +79,7 @@ def report_file(explanation: Any, content: bytes, tmp_path_factory: pytest.TempP
     """Its page, on disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "packed", lambda *_, **__: content)  # packed once for all tests
-        return save_report(explanation, tmp_path_factory.mktemp("page") / "report.html")
+        return save_html(explanation, tmp_path_factory.mktemp("page") / "report.html")
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ import identikit
 from identikit import attention_intervals, effective_attention
 from identikit.explanation.explain import explain
 from identikit.results.words import percent
-from identikit.web import payload, rows
-from identikit.web.report import save_report
+from identikit.web import header, rows
+from identikit.web.report import save_html
 from tests.models import tiny
 from tests.web.browser import frames, opened, python, rows_of, run, state
 from tests.web.conftest import TEXT
@@ -288,7 +288,7 @@ def test_the_python_of_a_sampled_page_gives_its_estimates_and_says_what_is_not_s
     monkeypatch.setattr("identikit.explanation.explain._VERIFYING", 0.0)  # on a busy machine, one might have no time
     model = tiny.loaded("bert")
     found = explain(model, TEXT, probes=4, seconds=1e-9)
-    opened(page, save_report(found, tmp_path / "sampled.html"), "tab=provenance&query=4")
+    opened(page, save_html(found, tmp_path / "sampled.html"), "tab=provenance&query=4")
     names: dict[str, Any] = {"ik": identikit, "model": model, "text": TEXT, "print": lambda *_: None}
     code = {name: python(page, name) for name in VIEWS}
     exec(code["provenance"], names)
@@ -308,7 +308,7 @@ def test_the_python_of_a_sampled_page_gives_its_estimates_and_says_what_is_not_s
 def test_the_python_of_a_page_names_the_options_that_gave_it(page: Any, tmp_path: Path):
     model = tiny.loaded("bert")
     found = effective_attention(model, "w5 w6 w7 " * 40, truncate=True, bias=False, layers=[1, 2])
-    opened(page, save_report(found, tmp_path / "options.html"))
+    opened(page, save_html(found, tmp_path / "options.html"))
     names: dict[str, Any] = {"ik": identikit, "model": model, "text": "w5 w6 w7 " * 40}
     exec(python(page, "attention"), names)
     assert torch.equal(names["attention"].effective, found.effective)
@@ -317,8 +317,8 @@ def test_the_python_of_a_page_names_the_options_that_gave_it(page: Any, tmp_path
 def test_a_script_that_is_a_token_is_shown_as_text(page: Any, explanation: Any, tmp_path: Path, monkeypatch: Any):
     hostile = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
     monkeypatch.setattr(rows, "_grid", lambda *_: None)  # takes seconds, and is not looked at here
-    monkeypatch.setattr(payload, "shown", lambda token: hostile if token == "w5" else token)
-    opened(page, save_report(explanation, tmp_path / "hostile.html"), "query=3&tab=provenance")
+    monkeypatch.setattr(header, "shown", lambda token: hostile if token == "w5" else token)
+    opened(page, save_html(explanation, tmp_path / "hostile.html"), "query=3&tab=provenance")
     assert hostile in page.locator("#panel-verdict canvas").get_attribute("aria-label")
     assert hostile in page.locator("#panel-edge .figure-says").inner_text()
     assert hostile in page.locator("#panel-provenance .figure-says").inner_text()
@@ -329,7 +329,7 @@ def test_a_script_that_is_a_token_is_shown_as_text(page: Any, explanation: Any, 
 def test_a_causal_row_has_only_what_it_sees(page: Any, tmp_path: Path, monkeypatch: Any):
     monkeypatch.setattr(rows, "_grid", lambda *_: None)  # takes seconds, and is not looked at here
     model = tiny.loaded("llama")
-    opened(page, save_report(explain(model, TEXT, seconds=None), tmp_path / "causal.html"), "tab=provenance")
+    opened(page, save_html(explain(model, TEXT, seconds=None), tmp_path / "causal.html"), "tab=provenance")
     assert [one["position"] for one in rows_of(page, "edge", query=5)] == list(range(6))
     assert {one["position"] for one in rows_of(page, "provenance", query=5)} <= set(range(6))
     state(page, query=0)
@@ -338,16 +338,16 @@ def test_a_causal_row_has_only_what_it_sees(page: Any, tmp_path: Path, monkeypat
 
 def test_pages_of_one_question_say_what_is_not_there(page: Any, explanation: Any, tmp_path: Path):
     model = tiny.loaded("bert")
-    opened(page, save_report(effective_attention(model, TEXT), tmp_path / "attention.html"))
+    opened(page, save_html(effective_attention(model, TEXT), tmp_path / "attention.html"))
     assert "the page of an explanation has it" in page.locator("#panel-tokens .note").inner_text()
     assert "no intervals for this row" in page.locator("#panel-edge").inner_text()
     found = attention_intervals(model, TEXT, layer=1, head=2, query=7)
-    opened(page, save_report(found, tmp_path / "intervals.html"), "query=7")
+    opened(page, save_html(found, tmp_path / "intervals.html"), "query=7")
     for one in rows_of(page, "edge"):
         assert one["upper"] == pytest.approx(float(found.upper[one["position"]]), abs=1e-5)
     state(page, query=8)
     assert "this row was not computed" in page.locator("#panel-edge .figure-says").inner_text()
-    opened(page, save_report(explanation.attribution, tmp_path / "attribution.html"), "tab=provenance")
+    opened(page, save_html(explanation.attribution, tmp_path / "attribution.html"), "tab=provenance")
     assert page.locator("#panel-provenance .note").is_hidden()
     assert "The page of an explanation says it in words" in page.locator("#panel-verdict .verdict-words").inner_text()
     assert page.locator("#panel-verdict canvas").is_visible()  # tokens are chosen there

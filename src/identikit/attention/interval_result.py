@@ -9,10 +9,11 @@ from identikit.attention.proofs import ProvableResult
 from identikit.checks import no_effect
 from identikit.errors import InputError
 from identikit.models.reading import Change
+from identikit.results.facts import Fact
 from identikit.results.gathered import strongest
 from identikit.results.measure import Attribute, Declared, held
 from identikit.results.pictures import pictures
-from identikit.results.result import Fact, Result
+from identikit.results.result import Result
 from identikit.results.words import percent
 from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import SOURCE

@@ -6,9 +6,10 @@ import torch
 
 from identikit.attention.interval_result import edge_name, strongest_certain
 from identikit.attention.proofs import ProvableResult
+from identikit.results.facts import Fact
 from identikit.results.gathered import strongest
 from identikit.results.measure import held, sometimes_held
-from identikit.results.result import Fact, Result
+from identikit.results.result import Result
 from identikit.results.words import mean_and_error, percent
 from identikit.shapes import Float, Tensor
 
@@ -48,6 +49,7 @@ class AttentionMeasure(ProvableResult):
     """
 
     kind = "attention measure"
+    same = ("measure",)
     main = ("raw", "effective", "lower", "upper")
     raw = held(_EDGE, "The reading of attention as the model computes it.", words=_WORDS)
     effective = held(_EDGE, "The reading of effective attention.", words=_WORDS)

@@ -7,9 +7,10 @@ from typing import Any
 
 from identikit.errors import InputError
 from identikit.maths.mixing import outweighed, own_contribution
+from identikit.results.facts import Fact
 from identikit.results.gathered import strongest, word_groups
 from identikit.results.measure import held, sometimes_held
-from identikit.results.result import Fact, Result
+from identikit.results.result import Result
 from identikit.results.words import mean_and_error, percent
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import SOURCE
@@ -32,6 +33,7 @@ class TokenAttribution(Result):
     """
 
     kind = "token attribution"
+    same = ("norm",)
     main = ("contribution",)
 
     contribution = held(

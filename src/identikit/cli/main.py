@@ -53,6 +53,9 @@ def explain(
         str | None,
         typer.Argument(help="The text, or the path of an image or sound. Default: the embedded sample."),
     ] = None,
+    beside: Annotated[
+        str | None, typer.Argument(help="A second text, explained by itself; --html shows it beside the first.")
+    ] = None,
     pair: Annotated[str | None, typer.Option("--pair", help="A second text, read together with the first.")] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Read the text as a user's message, through the model's chat template.")
@@ -106,35 +109,45 @@ def explain(
         raise identikit.InputError("--chat needs one text, and no --pair: identikit explain TEXT --chat.")
     if against is not None and target is None:
         raise identikit.InputError("--against needs --target: identikit explain TEXT --target TOKEN --against TOKEN.")
+    if beside is not None and pair is not None:
+        raise identikit.InputError("explain takes a second text or --pair, which is read together with the first.")
     compile_ahead()
     from identikit import explain as explained
     from identikit.cli.terminal import console, print_json, step_progress
     from identikit.explanation.words import verdict
-    from identikit.web.report import checked_target, save_report
+    from identikit.web.report import checked_target, save_html
 
     wanted = tuple(None if given is None else count(given) for given in (target, against))
     if page is not None:
         checked_target(page)
-    given = text if pair is None else (text, pair)
-    with step_progress() as told:
-        explanation = explained(
-            identikit.load(model, tower=tower, device=device, dtype=dtype),
-            [{"role": "user", "content": text}] if chat else given,
-            probes=None if probes is None else count(probes),
-            measures=measures or (),
-            target=wanted[0] if against is None else wanted,
-            seconds=seconds,
-            truncate=truncate,
-            progress=told,
-        )
-    if not as_json:
-        console().print(verdict(explanation).spoken(own_words))  # to be read while the page is written
+    given: list[Any] = [text if pair is None else (text, pair), *([] if beside is None else [beside])]
+    if chat:
+        given = [[{"role": "user", "content": each}] for each in given]
+    loaded = identikit.load(model, tower=tower, device=device, dtype=dtype)
+    explanations = []
+    for each in given:
+        with step_progress() as told:
+            explanation = explained(
+                loaded,
+                each,
+                probes=None if probes is None else count(probes),
+                measures=measures or (),
+                target=wanted[0] if against is None else wanted,
+                seconds=seconds,
+                truncate=truncate,
+                progress=told,
+            )
+        explanations.append(explanation)
+        if not as_json:
+            console().print(verdict(explanation).spoken(own_words))  # to be read while the page is written
     written = None
     if page is not None:
         with step_progress() as told:
-            written = save_report(explanation, page, progress=told)
+            written = save_html(explanations, page, progress=told)
     if as_json:
-        print_json(explanation.to_dict() | ({} if written is None else {"page": str(written)}))
+        where = {} if written is None else {"page": str(written)}
+        numbers = [explanation.to_dict() | where for explanation in explanations]
+        print_json(numbers[0] if beside is None else numbers)
     elif written is not None:
         size = written.stat().st_size / 1e6
         typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")

@@ -12,8 +12,9 @@ from identikit.explanation.replaced import REPLACEMENTS
 from identikit.maths.measures import bootstrap_ends, mean_over_texts
 from identikit.models.model import Model
 from identikit.results.axis import Axis
+from identikit.results.facts import Fact
 from identikit.results.measure import held, sometimes_held
-from identikit.results.result import Fact, Result
+from identikit.results.result import Result
 from identikit.results.source import Held
 from identikit.results.words import Column, Table, counted, mean_and_error, means_of
 from identikit.shapes import Tensor

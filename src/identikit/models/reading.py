@@ -13,6 +13,7 @@ from identikit.models.load.check import TOLERANCE, prove_with_images
 from identikit.models.model import Model, Split, Trace
 from identikit.models.taps.tap import AttentionCall, RowMask, Visitor
 from identikit.shapes import Tensor
+from identikit.texts.features import Images
 from identikit.texts.text import SOURCE, Encoded, ReadText, TokenBatch, collate, keys_of, text_alone
 
 
@@ -114,6 +115,9 @@ class Reading:
     def about(self) -> dict[str, Any]:
         """What every Result of a text keeps of it."""
         facts = facts_of(self.batch)
+        features = self.batch.features
+        if features is not None and isinstance(kind := self.model.family.features, Images):
+            facts["images"] = [kind.about(self.model.hf.config, self.model.tokenizer, features[0])]
         seen = keys_of(self.batch, self.model.side)
         if seen is not self.batch:
             facts[SOURCE] = facts_of(seen)

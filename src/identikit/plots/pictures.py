@@ -15,11 +15,10 @@ from identikit.plots.forms import Cells, Panels, around_zero, colour_bar, from_z
 from identikit.plots.maps import WEIGHT
 from identikit.plots.reading import check, panels_of, read, table
 from identikit.plots.style import BLUE, DOUBLE, SINGLE, house_style
-from identikit.results.pictures import Box, Patch, ShownImage, pictures
+from identikit.results.pictures import SINK, Box, Patch, ShownImage, pictures
 from identikit.results.result import Result
 from identikit.results.words import percent
 
-SINK = 0.3  # of an image's attention: a patch that takes more is marked
 _WORDS = {"lower": "at least", "upper": "at most"}
 _FADED = 0.45  # how much of the picture's own darkness is left under the patches
 

@@ -72,6 +72,13 @@ def _word_groups(result: Result, text: Mapping[str, Any]) -> list[list[int]]:
 
 def difference(one: R, other: R) -> R:
     """Return a result minus another of the same kind; see `Result.__sub__`."""
+    for fact in one.same:
+        if one.about.get(fact) != other.about.get(fact):
+            raise InputError(
+                f"Subtracting {one.kind} results: the {fact} of one is {one.about.get(fact)!r}, that of the other "
+                f"{other.about.get(fact)!r}, and so they are different quantities. Subtract their arrays, as "
+                f"a.{one.main[0]} - b.{one.main[0]}, if that is meant."
+            )
     for mine, theirs in zip(one.axes, other.axes, strict=True):
         if (mine.values, mine.tokens, mine.single) != (theirs.values, theirs.tokens, theirs.single):
             raise InputError(

@@ -10,6 +10,7 @@ from identikit.errors import InputError
 from identikit.results.result import Result
 
 Box = tuple[float, float, float, float]
+SINK = 0.3  # of an image's attention: a patch that takes more is marked as a sink
 
 
 @dataclass(frozen=True)

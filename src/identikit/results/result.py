@@ -11,8 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -23,8 +22,9 @@ from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.progress import Watched
 from identikit.results.axis import Axis, Index
+from identikit.results.facts import Fact, Facts
 from identikit.results.files import Files, described, description_of, plain, read_folder, tensor_file, write_folder
-from identikit.results.measure import NOT_FINITE, Measure, ReadOnly, declared_in
+from identikit.results.measure import NOT_FINITE, Measure, declared_in
 from identikit.results.provenance import Provenance
 from identikit.results.source import Held, Source
 from identikit.shapes import Tensor
@@ -42,26 +42,12 @@ CLASSES: dict[str, type["Result"]] = {}
 """The kinds of results there are."""
 
 
-class Fact(ReadOnly):
-    """An attribute of a Result that reads the fact of its own name, with the words that explain it."""
-
-    def __init__(self, words: str):
-        self.__doc__ = words
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, result: "Result | None", owner: type | None = None) -> Any:
-        """Return the fact, a copy that may be changed; on the class, the attribute itself."""
-        return self if result is None else deepcopy(result.about[self.name])
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class Result(ABC):
     """Named arrays over named axes, and where they came from.
 
     - `axes`: what the arrays range over, in order; a single axis was selected by one number or token
-    - `about`: other facts, such as the norm that was used; plain values, as JSON holds them
+    - `about`: other facts, such as the norm that was used; plain values, as JSON holds them, that cannot be set
     - `provenance`: what it was computed from
     - `source`: what the arrays are read from
     """
@@ -69,7 +55,7 @@ class Result(ABC):
     axes: tuple[Axis, ...]
     source: Source
     provenance: Provenance
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Facts = Facts()  # noqa: RUF009 - a descriptor
 
     kind: ClassVar[str]
     """What a result of this class is called."""
@@ -82,6 +68,9 @@ class Result(ABC):
 
     missing_facts: ClassVar[Mapping[str, str]] = {}
     """Why facts in `about` can be missing (None)."""
+
+    same: ClassVar[tuple[str, ...]] = ()
+    """Facts that say what the arrays are: a difference is of results that share them."""
 
     def __init_subclass__(cls) -> None:
         cls.measures = declared_in(cls)
@@ -347,9 +336,9 @@ class Result(ABC):
 
     def save_html(self, path: str | os.PathLike[str], *, progress: Watched = None) -> None:
         """Write the result as one HTML file with views to explore; it works from disk, without a network."""
-        from identikit.web.report import save_report
+        from identikit.web.report import save_html
 
-        save_report(self, path, progress=progress)
+        save_html(self, path, progress=progress)
 
     def show(self) -> Any:
         """Show views to explore: in a notebook as a widget (extra `notebook`), elsewhere in the browser.

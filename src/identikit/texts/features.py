@@ -4,7 +4,9 @@
 so that batches, results and provenance work as they do for texts.
 """
 
+import base64
 import hashlib
+import io
 import math
 import os
 from collections.abc import Callable
@@ -25,6 +27,8 @@ from identikit.texts.text import Encoded, is_several
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+_SMALL = 384  # pixels of the longer side of the picture that a result keeps
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,24 @@ class Images:
     def _before(self, config: PreTrainedConfig) -> tuple[str, ...]:
         registers = range(getattr(config, "num_register_tokens", 0))
         return *self.prefix, *(f"reg{index}" for index in registers)
+
+    def about(
+        self, config: PreTrainedConfig, reader: Any, features: Float[Tensor, "channel height width"]
+    ) -> dict[str, Any]:
+        """Return what is kept of an image: the picture as the model reads it, and where its tokens are on it.
+
+        The picture is made from the pixels: what the processor cut off is not on it.
+        """
+        from PIL import Image
+
+        high, wide = _sides(config.patch_size)
+        height, width = features.shape[1:]
+        rows, columns = height // high, width // wide
+        first = len(self._before(config))
+        grid = {"rows": rows, "columns": columns, "box": [0.0, 0.0, float(columns * wide), float(rows * high)]}
+        grid |= {"tokens": list(range(first, first + rows * columns)), "overview": False, "from": [0, 0]}
+        picture = Image.fromarray(_colours(reader, features).movedim(0, -1).expand(-1, -1, 3).numpy())
+        return {"size": [width, height], "picture": small_copy(picture), "views": [grid]}
 
     def encode(self, image: object, name: str, source: "FeatureSource", room: Room) -> Encoded:
         """Return one image as tokens with its pixels."""
@@ -175,6 +197,25 @@ def _sides(size: int | tuple[int, int] | list[int]) -> tuple[int, int]:
         return size, size
     height, width = size
     return height, width
+
+
+def _colours(reader: Any, features: Float[Tensor, "channel height width"]) -> Tensor:
+    """Return the pixels that an image processor made as the colours that they were, from 0 to 255."""
+    pixels = features[:3].float().cpu()
+    if getattr(reader, "do_normalize", False):
+        mean, spread = (torch.tensor(part).reshape(-1, 1, 1) for part in (reader.image_mean, reader.image_std))
+        pixels = pixels * spread + mean
+    whole = 255.0 if getattr(reader, "do_rescale", True) else 1.0
+    return (whole * pixels).round().clamp(0, 255).to(torch.uint8)
+
+
+def small_copy(image: "Image") -> str:
+    """Return a small copy of a picture as a JPEG in base64, to be drawn under its patches."""
+    copy = image.copy()
+    copy.thumbnail((_SMALL, _SMALL))
+    written_to = io.BytesIO()
+    copy.save(written_to, "JPEG", quality=80)
+    return base64.b64encode(written_to.getvalue()).decode()
 
 
 def open_image(image: object, name: str) -> "Image":

@@ -5,9 +5,7 @@ picture, and what stands for them in the text; `texts/layouts.py` has one for ea
 and is here. The image processor makes the pixels; no processor of several is needed, nor torchvision.
 """
 
-import base64
 import hashlib
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,14 +19,13 @@ from identikit.errors import InputError, TooLongError
 from identikit.shapes import Tensor
 from identikit.texts.chat import is_chat, written
 from identikit.texts.encoding import Room, separates_words, tokenized, word_spans
-from identikit.texts.features import open_image
+from identikit.texts.features import open_image, small_copy
 from identikit.texts.text import Encoded, ImagesRead, TextWithImages, is_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-_SMALL = 384  # pixels of the longer side of the picture that a result keeps
 _SOURCES = ("image", "path", "url")  # where a part of a message has its image, in the spellings of chat templates
 _PASS = "Pass (image, question), or messages="
 
@@ -361,17 +358,8 @@ def _placed(
                 names[place] = f"<image {which}:{down + row},{across + column}>"
             grid = {"rows": view.rows, "columns": view.columns, "box": list(view.box), "tokens": list(places)}
             kept.append(grid | {"overview": overview, "from": [down, across]})
-        about.append({"size": list(image.size), "picture": _small(image), "views": kept})
+        about.append({"size": list(image.size), "picture": small_copy(image), "views": kept})
     return tuple(about), names
-
-
-def _small(image: "Image") -> str:
-    """Return a small copy of a picture as a JPEG in base64, to be drawn under its patches."""
-    copy = image.copy()
-    copy.thumbnail((_SMALL, _SMALL))
-    written_to = io.BytesIO()
-    copy.save(written_to, "JPEG", quality=80)
-    return base64.b64encode(written_to.getvalue()).decode()
 
 
 def _digest(ids: Sequence[int], arguments: Mapping[str, Tensor]) -> str:

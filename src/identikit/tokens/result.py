@@ -11,10 +11,11 @@ from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.results.axis import Axis
+from identikit.results.facts import Fact
 from identikit.results.files import Files, plain
 from identikit.results.measure import Attribute, held, sometimes_held
 from identikit.results.provenance import Provenance
-from identikit.results.result import Fact, Result
+from identikit.results.result import Result
 from identikit.results.source import Held
 from identikit.results.words import percent
 from identikit.texts.text import shown

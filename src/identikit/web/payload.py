@@ -2,38 +2,32 @@
 
 A head's maps go as factors, n × d numbers, and the browser builds rows of n × n from them: queries and keys for raw
 attention; for effective attention, an orthonormal basis of the values and each row's coefficients in it. Where a model
-adds a bias to its scores, or a Result holds only numbers, the maps go as they are. `static/head.js` and
-`static/rows.js` read what is written here.
+adds a bias to its scores, the weights were given, or a Result holds only numbers, the maps go as they are.
+`static/head.js` and `static/rows.js` read what is written here.
 """
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from identikit.attention.captured import Captured
 from identikit.attention.interval_result import AttentionIntervals
-from identikit.attention.layer import EffectiveOptions
 from identikit.attention.reading_result import AttentionMeasure, HeadScores
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
-from identikit.errors import InputError, TooLongError, Unavailable, for_page
+from identikit.errors import InputError, Unavailable, for_page
 from identikit.explanation.result import NEAR, Explanation
 from identikit.explanation.words import verdict
-from identikit.models.load.load import Recipe
-from identikit.models.reading import Reading
 from identikit.progress import Progress, silent
-from identikit.results.files import plain
 from identikit.results.measure import Measure
 from identikit.results.result import Result
 from identikit.shapes import Tensor
-from identikit.texts.text import SOURCE, Translation, shown
+from identikit.texts.text import SOURCE
 from identikit.tokens.result import IdentityMap, TokenInversion
-from identikit.version import __version__
 from identikit.web.file import FORMAT, SHORT, File, bits, factors
+from identikit.web.header import captured_run, header, inputs
+from identikit.web.images import add_images
 from identikit.web.rows import add_bounded, add_intervals
 
 MEASURES = 24 << 20  # bytes that the readings of attention in a file take at most
@@ -43,12 +37,17 @@ _AXES = ("sink_mass", "certain_mass")  # the readings across and up, until a rea
 
 def packed(result: Result, *, progress: Progress = silent) -> bytes:
     """Return everything that the views show of a result."""
-    if SOURCE in result.about:
-        raise InputError("A page shows one text by itself. Draw what is of a source and a target with plot() instead.")
+    if SOURCE in result.about and not isinstance(result, EffectiveAttention | AttentionIntervals):
+        raise InputError(
+            f"Of a source and a target, a page shows attention and its intervals, and this is {result.a_kind}. Use "
+            "plot() instead."
+        )
     for kind, add in _PARTS.items():
         if isinstance(result, kind):
-            file = File(about=_header(result))
+            file = File(about=header(result))
             add(file, result, progress)
+            if "attention" in file.about:
+                add_images(file, result)
             return file.bytes()
     raise InputError(
         f"{result.a_kind.capitalize()} has no page of its own: use plot(), or the page of explain(model, text)."
@@ -62,116 +61,6 @@ def packed_simplex(attention: EffectiveAttention, layer: int, head: int) -> byte
     return file.bytes()
 
 
-# What a file says about its result
-
-
-def _header(result: Result) -> dict[str, Any]:
-    tokens = [shown(token) for token in result.tokens]
-    return {
-        "format": FORMAT,
-        "version": __version__,
-        "kind": result.kind,
-        "model": result.model_name,
-        "tokens": tokens,
-        "special": result.about.get("special") or [False] * len(tokens),
-        "words": result.about.get("words") or [],
-        "provenance": plain(asdict(result.provenance)),
-        "unavailable": {},
-        **_inputs(result),
-        "calls": _calls(result),
-    }
-
-
-def _captured(result: Result) -> Captured | None:
-    """Return the captured run of a model; None where a result holds only numbers."""
-    return result.source if isinstance(result.source, Captured) else None
-
-
-def _inputs(result: Result) -> dict[str, Any]:
-    """Return where the model was loaded from and the text, where they are known; of a folder only its own name."""
-    captured = _captured(result)
-    if captured is None:
-        return {"source": None, "text": None}
-    model = captured.reading.model
-    source = None if model.recipe is None else model.recipe.source
-    if source is not None and Path(source).is_absolute():
-        source = f"path/to/{Path(source).name}"
-    text: object = captured.reading.text
-    if isinstance(text, Translation):  # no call that the page could show has one argument for it
-        return {"source": source, "text": None}
-    is_text = model.modality == "text" and isinstance(text, str | tuple)
-    if is_text and captured.reading.may_be_cut and not _is_too_long(captured.reading):
-        (cut,) = model.encode(text, truncate=True, max_tokens=len(captured.reading.tokens))
-        if len(cut.ids) < len(model.encode(text)[0].ids):  # cut by choice: its tokens say what is left
-            text = cut.ids
-    if isinstance(text, tuple | list) and all(isinstance(item, str | int) for item in text):
-        return {"source": source, "text": list(text)}
-    return {"source": source, "text": text if isinstance(text, str) else None}
-
-
-def _is_too_long(reading: Reading) -> bool:
-    """Whether a text was cut to the model's limit."""
-    if not reading.may_be_cut or reading.model.modality != "text":
-        return False
-    try:
-        reading.model.encode(reading.text)
-    except TooLongError:
-        return True
-    return False
-
-
-def _calls(result: Result) -> dict[str, str]:
-    """Return what the Python of a view needs beside model and text, so that it gives the numbers which the view shows.
-
-    These are the arguments of `ik.load`, of any function of the text, of `effective_attention` and of `explain`, as
-    they stand in a call, with a comma before them, or empty where the defaults give the same.
-    """
-    attention = result.attention if isinstance(result, Explanation) else result
-    if not isinstance(attention, EffectiveAttention) or not isinstance(attention.source, Captured):
-        return {}
-    model = attention.source.reading.model
-    text = ", truncate=True" if _is_too_long(attention.source.reading) else ""
-    usual: dict[str, Any] = asdict(EffectiveOptions())
-    usual |= {"layers": list(model.attention_layers), "heads": list(range(model.n_heads))}
-    given = attention.provenance.settings | {"layers": list(attention.layers), "heads": list(attention.heads)}
-    options = {name: given[name] for name in ("bias", "mass", "tolerance", "layers", "heads")}
-    recipe = asdict(model.recipe or Recipe(None))
-    loaded = {name: recipe[name] for name in ("dtype", "tower", "revision")}
-    calls = {
-        "load": _written(loaded, asdict(Recipe(None))),
-        "text": text,
-        "attention": text + _written(options, usual),
-    }
-    if isinstance(result, Explanation):
-        calls["explain"] = text + _explain_call(result)
-    return calls
-
-
-def _explain_call(result: Explanation) -> str:
-    certain = result.about["certain"]
-    given: dict[str, Any] = {}
-    if isinstance(result.attribution, TokenAttribution):
-        given["probes"] = "exact" if result.attribution.probes is None else result.attribution.probes
-        given["seconds"] = None  # how long it takes changes nothing where all rows were bounded
-    if certain["bounded_rows"] < certain["free_rows"] or not given:
-        given["seconds"] = certain["seconds"]
-    if result.readings:
-        given["measures"] = list(result.readings)
-    target = result.about.get("target")
-    if target is not None:
-        given["target"] = target
-    own_target = target is None and "output" in result.about
-    own_maps = isinstance(result.identity, IdentityMap) and result.identity.about.get("fitted_to") == "your texts"
-    return _written(given, {}) + (", target=..." if own_target else "") + (", maps=..." if own_maps else "")
-
-
-def _written(given: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    """Write arguments as Python does, without those that are as usual."""
-    words = {"true": "True", "false": "False", "null": "None"}
-    values = {name: json.dumps(value) for name, value in given.items() if name not in usual or value != usual[name]}
-    return "".join(f", {name}={words.get(value, value)}" for name, value in values.items())
-
-
 # The parts of a file
 
 
@@ -182,7 +71,7 @@ def _add_explanation(file: File, result: Explanation, progress: Progress) -> Non
         if isinstance(answer, Unavailable):
             file.about["unavailable"][name] = for_page(answer.reason)
     if isinstance(result.attention, EffectiveAttention):
-        file.about |= _inputs(result.attention)
+        file.about |= inputs(result.attention)
         _add_attention(file, result.attention, progress)
         add_bounded(file, result, progress)
         _add_measures(file, result)
@@ -195,9 +84,10 @@ def _add_explanation(file: File, result: Explanation, progress: Progress) -> Non
 
 def _add_attention(file: File, result: EffectiveAttention, progress: Progress) -> None:
     """Add the heads: their maps, the readings that they are found by, and the masks."""
-    if any(result.axis(name).tokens != result.tokens for name in ("query", "key")):
+    if any(list(result.axis(name).tokens or ()) != list(result.text_of(name)["tokens"]) for name in ("query", "key")):
         raise InputError("A page shows whole maps: select layers and heads, but not queries or keys.")
-    special = [place for place, is_special in enumerate(file.about["special"]) if is_special]
+    seen = file.about.get("keys", file.about)
+    special = [place for place, is_special in enumerate(seen["special"]) if is_special]
     readings, values = _readings(result, special)
     file.about["attention"] = {
         "layer_numbers": list(result.layers),
@@ -216,20 +106,21 @@ def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> l
     """Add the maps of every layer; return how the browser builds them, and which mask each layer uses."""
     facts: list[dict[str, Any]] = []
     masks: list[Tensor] = []
-    captured = _captured(result)
-    n = len(result.tokens)
+    captured = captured_run(result)
+    shape = len(result.tokens), len(result.keys)
     for place, number in enumerate(result.layers):
         progress("page, layers", place, len(result.layers))
         layer = result.sel(layer=[number])
         (own,) = layer.axis("layer").places
-        if captured is None or captured.layers[own].call.bias is not None:
+        part = None if captured is None else captured.layers[own]
+        if part is None or part.call.bias is not None or part.call.given is not None:
             arrays = {name: layer.read(name)[0].float() for name in ("raw", "effective")}
             fact: dict[str, Any] = {"form": "dense"}
         else:
-            arrays, factored = factors(captured.layers[own], layer.axis("head").places)
+            arrays, factored = factors(part, layer.axis("head").places)
             fact = {"form": "factors", **factored}
-        if captured is not None and n <= SHORT:
-            arrays["simplex"] = layer.simplex.reshape(-1, n, n).float()
+        if captured is not None and max(shape) <= SHORT:
+            arrays["simplex"] = layer.simplex.reshape(-1, *shape).float()
         if "visible" in result.source.dims:
             visible = layer.read("visible")[0].cpu()
             same = [at for at, mask in enumerate(masks) if torch.equal(mask, visible)]

@@ -6,14 +6,14 @@ import os
 import sys
 import webbrowser
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from errno import EISDIR
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
-from identikit.checks import function, is_path, shortened
+from identikit.checks import function, is_collection, is_path, shortened
 from identikit.errors import InputError
 from identikit.maths.threads import one_thread
 from identikit.progress import Progress, Watched, reporting, silent
@@ -36,22 +36,34 @@ _PAGE = """<!doctype html>
 </head>
 <body>
 <div id="identikit"><noscript>This page draws its views with JavaScript, all of which is in this file.</noscript></div>
-<script type="application/octet-stream" id="identikit-data">{data}</script>
+{data}
 <script type="module">{script}</script>
 </body>
 </html>
 """
+_DATA = '<script type="application/octet-stream" id="identikit-data{name}">{data}</script>'
 
 
 @one_thread()
 def report(result: Result, *, progress: Progress = silent) -> str:
     """Return the page of a result. Its content policy lets it run its own script and load nothing."""
-    script = f"{bundle('report.js')}\nshowReport();\n"
+    return _page(f"{result.model_name}: {result.kind}", "report", {"": packed(result, progress=progress)})
+
+
+@one_thread()
+def pair_report(results: Sequence[Result], *, progress: Progress = silent) -> str:
+    """Return the page of two results side by side."""
+    files = {f"-{at}": packed(result, progress=progress) for at, result in enumerate(results)}
+    return _page(" and ".join(dict.fromkeys(result.model_name for result in results)), "pair", files)
+
+
+def _page(title: str, entry: str, files: Mapping[str, bytes]) -> str:
+    """Return a page that shows files, by the end of the name under which its script finds each."""
+    script = f"{bundle(f'{entry}.js')}\nshow{entry.capitalize()}();\n"
     sheet = style("page.css") + style()
     policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(sheet)}'; img-src data: blob:"
-    data = b64encode(packed(result, progress=progress)).decode()
-    title = html.escape(f"{result.model_name}: {result.kind} - identikit")
-    return _PAGE.format(policy=policy, title=title, style=sheet, data=data, script=script)
+    data = "\n".join(_DATA.format(name=name, data=b64encode(file).decode()) for name, file in files.items())
+    return _PAGE.format(policy=policy, title=html.escape(f"{title} - identikit"), style=sheet, data=data, script=script)
 
 
 def _hash(content: str) -> str:
@@ -59,10 +71,24 @@ def _hash(content: str) -> str:
 
 
 @reporting
-def save_report(result: Result, path: str | os.PathLike[str], *, progress: Watched = None) -> Path:
-    """Write the page of a result, whole or not at all; a page that is there already is replaced. Returns its path."""
+def save_html(results: Result | Sequence[Result], path: str | os.PathLike[str], *, progress: Watched = None) -> Path:
+    """Write one HTML file with the views of a result, or of two side by side; it works from disk, without a network.
+
+    Two results may be of two texts or of two models. Layer and head are chosen for both. Where their texts have the
+    same number of tokens, so are tokens, and the page shows the difference of the chosen head's maps, the first result
+    less the second, at the positions where both have the same token. Returns the path.
+
+    - `results`: a result, or a list of two
+    - `path`: where to write it, a name that ends in .html; a page that is there already is replaced
+    - `progress`: called with what is being done, how much of it is done, and how much there is
+    """
+    listed = [results] if isinstance(results, Result) else list(results) if is_collection(results) else []
+    if len(listed) not in (1, 2) or not all(isinstance(result, Result) for result in listed):
+        raise InputError(f"save_html takes a result, or a list of two, and got {shortened(results)}.")
     target = checked_target(path)
-    return write_page(target, report(result, progress=function("progress", progress)))
+    told = function("progress", progress)
+    page = report(listed[0], progress=told) if len(listed) == 1 else pair_report(listed, progress=told)
+    return write_page(target, page)
 
 
 def write_page(target: Path, page: str) -> Path:
@@ -111,7 +137,7 @@ def show(result: Result) -> "Path | Widget":
                 "Without it, save_html(path) writes the same views to a file."
             ) from None
         return widget(result)
-    page = save_report(result, Path(mkdtemp(prefix="identikit-")) / "result.html")
+    page = save_html(result, Path(mkdtemp(prefix="identikit-")) / "result.html")
     webbrowser.open(page.as_uri())
     return page
 

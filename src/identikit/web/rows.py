@@ -20,6 +20,7 @@ from identikit.progress import Progress, silent
 from identikit.results.words import percent, weight
 from identikit.shapes import Float, Tensor
 from identikit.web.file import FORMAT, SHORT, File
+from identikit.web.images import add_explained_totals, add_totals
 
 EPSILONS = (0.001, 0.01, 0.1)  # by which shares of its norm a head's output may move
 LISTED = 96  # of how many rows a file of a short text holds vertices, at most
@@ -34,7 +35,7 @@ NARROW = 1e-6  # an interval that is narrower does not move
 
 def add_intervals(file: File, result: AttentionIntervals, progress: Progress) -> None:
     """Add the rows of intervals that were asked for by themselves."""
-    if result.axes[-1].name != "key" or result.axes[-1].tokens != result.tokens:
+    if result.axes[-1].name != "key" or list(result.axes[-1].tokens or ()) != list(result.text_of("key")["tokens"]):
         raise InputError("A page shows intervals over all keys: leave out key= and groups=, or use plot().")
     layers, heads, queries = result.axes[:3]
     places = [(i, h, q) for i in range(len(layers)) for h in range(len(heads)) for q in queries.values]
@@ -48,6 +49,8 @@ def add_intervals(file: File, result: AttentionIntervals, progress: Progress) ->
     flat = {name: result.read(name).flatten(0, 2) for name in ("lower", "upper", "raw")}
     _rows(file, places, flat["lower"], flat["upper"], strongest)
     file.arrays["rows.raw"] = flat["raw"].float()
+    file.about["first"] = dict(zip(("layer", "head", "query"), places[0], strict=True))
+    add_totals(file, result, flat["lower"])
 
 
 def _rows(
@@ -74,6 +77,7 @@ def add_bounded(file: File, result: Explanation, progress: Progress) -> None:
     bounded = result.bounded.bounded
     places = [(layer, head, query) for layer, head, query in bounded.places.tolist()]
     _rows(file, places, bounded.lower, bounded.upper, bounded.strongest)
+    add_explained_totals(file, result, bounded.lower)
     _add_certain(file, attention, bounded)
     ranked = _ranked(result, bounded)
     if not ranked:

@@ -64,7 +64,7 @@ export class AttentionView {
 
   paint(pen, state) {
     const drawn = this.picture(state);
-    if (!drawn.sheet.size) pen.text("No tokens are left to draw.", 12, 24, drawn.colours.soft);
+    if (!drawn.sheet.size || !drawn.sheet.across) pen.text("No tokens are left to draw.", 12, 24, drawn.colours.soft);
     else if (state.shape === "lines") paintLines(pen, drawn);
     else paintMatrix(pen, drawn);
   }
@@ -78,12 +78,12 @@ export class AttentionView {
     const sheet = this.book.sheet(state);
     if (sheet.table) return sheet.table;
     sheet.work();
-    const { labels } = sheet.shown;
+    const { labels, keys } = sheet.shown;
     const rows = [];
     for (let query = 0; query < sheet.size; query += 1) {
-      for (let key = 0; key < sheet.size; key += 1) {
+      for (let key = 0; key < sheet.across; key += 1) {
         const weights = sheet.all.map((map) => sheet.at(map, query, key));
-        if (!Number.isNaN(weights[0])) rows.push([labels[query], labels[key], ...weights]);
+        if (!Number.isNaN(weights[0])) rows.push([labels[query], keys.labels[key], ...weights]);
       }
     }
     sheet.table = { columns: ["query", "key", ...sheet.all], rows };
@@ -96,18 +96,21 @@ export class AttentionView {
     const measure = headMeasure(this.site, state);
     const [name, call] = measure ? ["measure", measure.code] : ["attention", `ik.effective_attention(model, text${callCode(view, "attention")})`];
     const lines = [`${name} = ${call}`, `head = ${name}.sel(${headCode(view, state)})`];
-    if (shown.byWord) lines.push(`head = head.words()${measure ? "" : "  # simplex exists for pieces only"}`);
-    const maps = all.filter((map) => !shown.byWord || map !== "simplex").map((map) => `head.${map}`);
+    if (shown.byWord || shown.keys.byWord) lines.push(`head = head.words()${measure ? "" : "  # simplex exists for pieces only"}`);
+    const maps = all.filter((map) => !(shown.byWord || shown.keys.byWord) || map !== "simplex").map((map) => `head.${map}`);
     lines.push(`maps = [${maps.join(", ")}]`);
-    if (shown.size < shown.all) {
-      lines.push(`drawn = [${shown.order.join(", ")}]`, "maps = [part[drawn][:, drawn] for part in maps]");
+    if (shown.size < shown.all || shown.keys.size < shown.keys.all) {
+      const keys = shown.keys === shown ? "drawn" : `[${shown.keys.order.join(", ")}]`;
+      lines.push(`drawn = [${shown.order.join(", ")}]`, `maps = [part[drawn][:, ${keys}] for part in maps]`);
     }
     return [...lines, "head.plot()"].join("\n");
   }
 
   describe(state) {
     const drawn = this.picture(state);
-    const many = `${drawn.sheet.size} ${drawn.shown.byWord ? "words" : "tokens"}`;
+    const count = ({ size, byWord }) => `${size} ${byWord ? "words" : "tokens"}`;
+    const { keys } = drawn.shown;
+    const many = keys === drawn.shown ? count(keys) : `${count(drawn.shown)} that look at ${count(keys)} of the source`;
     return `Attention of ${drawn.name} over ${many}. ${attentionRead(this.site, drawn)}`;
   }
 }
@@ -115,7 +118,8 @@ export class AttentionView {
 /** What a reader can choose: matrix or lines, which map, words, special tokens, the window of a long text. */
 function attentionControls(site) {
   const { about } = site.view;
-  const n = about.tokens.length;
+  const texts = [about, about.keys ?? about];
+  const n = Math.max(...texts.map(({ tokens }) => tokens.length)); // the longer one, whose window is moved
   const set = (name) => (value) => site.store.set({ [name]: value });
   const shape = choice("Shape", [["matrix", "Matrix"], ["lines", "Lines"]], set("shape"));
   const measures = site.measures.filter(({ perHead }) => perHead);
@@ -124,11 +128,12 @@ function attentionControls(site) {
   const words = tickBox("Words", set("words"));
   const first = about.attention?.special_group === "first token";
   const special = tickBox(first ? "First token" : "Special tokens", set("special"));
-  words.box.disabled = !about.words.length;
-  words.element.title = about.words.length
+  const worded = texts.some(({ words: spans }) => spans.length);
+  words.box.disabled = !worded;
+  words.element.title = worded
     ? "Add up what the pieces of a word receive, and average what they do."
     : "The tokens of this text are not aligned with words.";
-  special.box.disabled = !about.tokens.some((_, at) => isSpecial(about, at));
+  special.box.disabled = !texts.some((text) => text.tokens.some((_, at) => isSpecial(about, at, text)));
   special.element.title = "Draw their rows and columns, and let them count for the scale of colours.";
   const slide = slider("Window", { least: 0, most: Math.max(0, n - WINDOW), step: 1 }, set("from"));
   return {
@@ -141,7 +146,7 @@ function attentionControls(site) {
       measure.list.value = headMeasure(site, state)?.name ?? "";
       shape.press(state.shape === "lines" ? "lines" : "matrix");
       map.list.value = drawn.map;
-      words.box.checked = state.words && about.words.length > 0;
+      words.box.checked = state.words && worded;
       special.box.checked = state.special;
       const from = windowStart(n, state.from);
       slide.input.value = from;
@@ -157,11 +162,11 @@ function sheetBook(site) {
     sheet(state) {
       const head = site.heads(state.layer, state.head);
       const measure = headMeasure(site, state);
-      const shape = `${measure?.name},${windowStart(head.n, state.from)},${state.words},${state.special},${Boolean(head.simplexMap)}`;
+      const shape = `${measure?.name},${windowStart(Math.max(head.n, head.keys), state.from)},${state.words},${state.special},${Boolean(head.simplexMap)}`;
       if (name !== `${state.layer},${state.head},${shape}`) {
         if (current && current.head !== head) current.head.rows.clear();
         name = `${state.layer},${state.head},${shape}`;
-        current = new MapSheet(measure ? new MeasuredHead(head, measure, state) : head, shownTokens(site.view, site.names, state));
+        current = new MapSheet(measure ? new MeasuredHead(head, measure, state) : head, shownTokens(site, state));
       }
       return current;
     },
@@ -196,11 +201,11 @@ function sheetBook(site) {
 /** Everything that the painters draw, in drawn places: names, cursor, whose lines stand out, certainty, a moved row. */
 function attentionPicture(site, sheet, state) {
   const { shown } = sheet;
-  const place = (position) => (position >= 0 ? shown.place[position] ?? -1 : -1);
+  const place = (position, among = shown) => (position >= 0 ? among.place[position] ?? -1 : -1);
   const hovering = state.hoverQuery >= 0 || state.hoverKey >= 0;
   const cursor = {
     query: place(state.hoverQuery >= 0 ? state.hoverQuery : state.query),
-    key: place(state.hoverKey >= 0 ? state.hoverKey : hovering ? -1 : state.key),
+    key: place(state.hoverKey >= 0 ? state.hoverKey : hovering ? -1 : state.key, shown.keys),
   };
   const onlyKey = state.hoverKey >= 0 && state.hoverQuery < 0;
   const measure = headMeasure(site, state);
@@ -213,6 +218,7 @@ function attentionPicture(site, sheet, state) {
     what: measure?.label ?? "weight",
     map: sheet.all.includes(state.map) ? state.map : "raw",
     labels: shown.labels,
+    keyLabels: shown.keys.labels,
     strong: onlyKey ? { query: -1, key: cursor.key } : { query: cursor.query, key: -1 },
     colours: site.colours(),
     missing: (map) => attentionMissing(site, state, map),
@@ -235,15 +241,15 @@ function attentionCertain(site, sheet, state) {
 }
 
 function attentionHeight(width, state, sheet) {
-  if (!sheet.size) return 48;
-  return state.shape === "lines" ? linesHeight(sheet.size) : matrixLayout(width).height;
+  if (!sheet.size || !sheet.across) return 48;
+  return state.shape === "lines" ? linesHeight(Math.max(sheet.size, sheet.across)) : matrixLayout(width, sheet).height;
 }
 
 function attentionMissing(site, state, map) {
   if (map === "simplex" && site.source?.live) return "Being computed.";
   if (map !== "simplex") return "This file does not hold it.";
   const code = `attention.sel(${headCode(site.view, state)}).simplex`;
-  return `Not in this file: it takes one quadratic program per row. In Python: ${code}, or open the text with identikit serve.`;
+  return `Not in this file: it takes one quadratic program per row. In Python: ${code}${site.view.about.keys ? "" : ", or open the text with identikit serve"}.`;
 }
 
 /** Move the window to a token that was pinned elsewhere; true when it had to move. */
@@ -257,18 +263,20 @@ function attentionFollow(site, state, before) {
 }
 
 /** The active cell in words; without an active key, what the row looks at most. */
-function attentionRead(site, { sheet, cursor, labels, moved, name }) {
+function attentionRead(site, { sheet, cursor, labels, keyLabels, moved, name }) {
   if (cursor.query < 0 && cursor.key < 0) return "The active token is not drawn.";
-  if (cursor.query < 0) return `${labels[cursor.key]} is looked at most by ${strongestWords(sheet.column("raw", cursor.key), labels)}.`;
-  const [query, key] = [labels[cursor.query], labels[cursor.key]];
+  if (cursor.query < 0) return `${keyLabels[cursor.key]} is looked at most by ${strongestWords(sheet.column("raw", cursor.key), labels)}.`;
+  const [query, key] = [labels[cursor.query], keyLabels[cursor.key]];
   if (cursor.key >= 0) {
-    if (Number.isNaN(sheet.at("raw", cursor.query, cursor.key))) return `${query} does not see ${key} in ${name}.`;
+    if (Number.isNaN(sheet.at("raw", cursor.query, cursor.key))) return sheet.head.isDifference ? `${query} → ${key} is left out.` : `${query} does not see ${key} in ${name}.`;
     const parts = sheet.maps.map((map) => `${map} ${number(sheet.at(map, cursor.query, cursor.key))}`);
     const change = moved?.at === cursor.query ? `; moved to ${number(moved.row[cursor.key])}` : "";
     return `${query} → ${key} in ${name}: ${parts.join(", ")}${change}.`;
   }
   const row = sheet.row("raw", cursor.query, moved?.at === cursor.query ? site.store.get().moved : null);
-  return `${query} looks most at ${strongestWords(row, labels)} in ${name}.`;
+  if (!sheet.head.isDifference) return `${query} looks most at ${strongestWords(row, keyLabels)} in ${name}.`;
+  const less = strongestWords(row.map((weight) => -weight), keyLabels);
+  return `In ${name}, ${query} looks more at ${strongestWords(row, keyLabels)} in the first result, and more at ${less} in the second.`;
 }
 
 function strongestWords(weights, labels) {
@@ -290,17 +298,22 @@ function attentionNotes(site, state, { sheet, shown, moved, what }) {
   told.push(
     state.shape === "lines"
       ? `About ${LINES_DRAWN} of the strongest lines are drawn, and all of the active token.`
-      : "Below each map: what each key receives on average. Left: the determined share of each row.",
+      : `Below each map: what each key receives on average.${site.rows.certainty || site.rows.rows.size ? " Left: the determined share of each row." : ""}`,
   );
-  const [left, long] = [!state.special && about.tokens.some((_, at) => isSpecial(about, at)), shown.n > WINDOW];
+  const texts = [about, about.keys ?? about];
+  const left = !state.special && texts.some((text) => text.tokens.some((_, at) => isSpecial(about, at, text)));
+  const long = shown.n > WINDOW || shown.keys.n > WINDOW;
   const special = about.attention.special_group === "first token" ? "The first token is" : "Special tokens are";
   if (left) told.push(`${special} left out of the drawing and of the scale.`);
-  if (long) told.push(`Tokens ${shown.from} to ${shown.to - 1} of ${shown.n} are drawn.`);
-  if ((left || long) && sheet.done) {
+  const windows = about.keys ? [[shown, "Target tokens"], [shown.keys, "Source tokens"]] : [[shown, "Tokens"]];
+  for (const [part, what] of windows) {
+    if (part.n > WINDOW) told.push(`${what} ${part.from} to ${part.to - 1} of ${part.n} are drawn.`);
+  }
+  if ((left || long) && sheet.done && !sheet.head.isDifference) {
     told.push(`On average, ${(sheet.outside / sheet.done).toFixed(2)} of a row's raw ${what} goes to keys that are not drawn.`);
   }
   if (about.measures_left_out) told.push(about.measures_left_out);
-  if (shown.byWord) told.push("Words: what pieces receive is added up, what they do is averaged.");
+  if (shown.byWord || shown.keys.byWord) told.push("Words: what pieces receive is added up, what they do is averaged.");
   if (moved) told.push(`The row of ${shown.labels[moved.at]} was moved in the edge view; the marked row of raw shows it.`);
   return told;
 }
@@ -309,9 +322,9 @@ function attentionPointer(site, canvas, sheetNow) {
   const under = (...at) => {
     const { width, height } = canvas.getBoundingClientRect();
     const [sheet, lines] = [sheetNow(), site.store.get().shape === "lines"];
-    const spot = lines ? linesAt(width, height, sheet.size, ...at) : matrixAt(matrixLayout(width), sheet.size, ...at);
-    const position = (at) => (at >= 0 ? sheet.shown.groups[at][0] : -1);
-    return spot && { query: position(spot.query), key: position(spot.key) };
+    const spot = lines ? linesAt(width, height, sheet, ...at) : matrixAt(matrixLayout(width, sheet), sheet, ...at);
+    const position = ({ groups }, at) => (at >= 0 ? groups[at][0] : -1);
+    return spot && { query: position(sheet.shown, spot.query), key: position(sheet.shown.keys, spot.key) };
   };
   const hover = (found) => {
     const { hoverQuery, hoverKey } = site.store.get();
@@ -323,16 +336,19 @@ function attentionPointer(site, canvas, sheetNow) {
 }
 
 /** Up and down move the query, left and right the key; Enter follows the edge to its key, Escape lets the key go. */
-function attentionPress(site, { groups, place, n, from }, event) {
+function attentionPress(site, shown, event) {
   const state = site.store.get();
   const step = { ArrowUp: -1, ArrowDown: 1, ArrowLeft: -1, ArrowRight: 1 }[event.key];
   const name = event.key === "ArrowUp" || event.key === "ArrowDown" ? "query" : "key";
+  const { groups, place, n, from } = name === "key" ? shown.keys : shown;
+  const follows = shown.keys === shown; // else its key is no query
   if (step) {
     const at = place[state[name]] ?? -1;
-    const next = groups[name === "key" && state.key < 0 ? Math.max(0, place[state.query]) : at + step];
+    const first = follows ? Math.max(0, place[state.query]) : 0;
+    const next = groups[name === "key" && state.key < 0 ? first : at + step];
     if (next) site.store.set({ [name]: next[0] });
     else if (at >= 0) attentionTurn(site, name, n, from, step);
-  } else if ((event.key === "Enter" || event.key === " ") && state.key >= 0) {
+  } else if ((event.key === "Enter" || event.key === " ") && state.key >= 0 && follows) {
     site.store.set({ query: state.key, key: -1 });
   } else if (event.key === "Escape") site.store.set({ key: -1, hoverQuery: -1, hoverKey: -1 });
   else return;

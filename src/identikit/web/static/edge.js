@@ -1,10 +1,10 @@
 // Edge: how far each weight of one row could go while the head's output stays the same, and a hand on it.
 import { barAt, barOrder, barScale, barsHeight, canPull, paintBars } from "./bars.js";
-import { callCode, activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, pointOn, quoted, say, slider } from "./figure.js";
+import { callCode, activeKey, activeQuery, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, intervalsCode, pointOn, quoted, say, slider } from "./figure.js";
 import { button, element, number, percent } from "./parts.js";
+import { ROW_NARROW, activeRow } from "./rows.js";
 
 const EDGE_MOST = 24; // bars that are shown at first
-const EDGE_NARROW = 1e-6; // an interval that is narrower does not move
 const EDGE_ROUNDING = 1e-5; // an output that moves by less moved by rounding
 
 export class EdgeView {
@@ -53,25 +53,12 @@ export class EdgeView {
     return about.attention ? null : (about.unavailable?.attention ?? "This page was made without attention.");
   }
 
-  /** The row that is shown: weights, ends and what was moved. */
   row(state) {
-    const { heads, rows, names } = this.site;
-    const query = activeQuery(state);
-    const head = heads(state.layer, state.head);
-    const found = rows.find(state.layer, state.head, query);
-    const raw = head.row("raw", query) ?? found?.raw ?? null;
-    const keys = raw ? names.map((_, key) => key).filter((key) => head.visible(query, key)) : [];
-    // A row that was never bounded and is determined all the same has no alternative.
-    const fixed = !found && !state.epsilon && !Number.isNaN(rows.certain(state.layer, state.head, query));
-    const { lower = null, upper = null } = (fixed ? { lower: raw, upper: raw } : found?.at(state.epsilon)) ?? {};
-    const widest = lower ? keys.reduce((most, key) => Math.max(most, upper[key] - lower[key]), 0) : NaN;
-    const moved = state.moved?.query === query ? state.moved.row : null;
-    const movable = Boolean(found?.movable && !state.epsilon && widest >= EDGE_NARROW);
-    return { query, head, found, raw, keys, lower, upper, widest, moved, movable, effective: head.row("effective", query) };
+    return activeRow(this.site, state);
   }
 
   look(state, row, width) {
-    const { names } = this.site;
+    const { keyNames: names } = this.site;
     const order = barOrder(row, state.sort, this.all ? Infinity : EDGE_MOST, state.key);
     return {
       ...order, names, scale: barScale(row, order.shown, names, width), colours: this.site.colours(), active: activeKey(state),
@@ -81,7 +68,7 @@ export class EdgeView {
 
   size() {
     const most = this.all ? Infinity : EDGE_MOST; // of the text, not of the row: the page must not jump while hovering
-    const count = Math.min(most, this.site.names.length);
+    const count = Math.min(most, this.site.keyNames.length);
     return [figureWidth(this.canvas), barsHeight(count)];
   }
 
@@ -112,11 +99,11 @@ export class EdgeView {
     if (!row.raw) return `${headName(this.site.view, state)}, ${quoted(this.site.names[row.query])}: this row was not computed.`;
     const name = `${headName(this.site.view, state)}, ${quoted(this.site.names[row.query])} sees ${row.keys.length} ${row.keys.length === 1 ? "key" : "keys"}.`;
     if (!row.lower) return name;
-    if (row.widest < EDGE_NARROW) return `${name} It is determined by the output: it has no alternative.`;
+    if (row.widest < ROW_NARROW) return `${name} It is determined by the output: it has no alternative.`;
     const certain = row.keys.reduce((sum, key) => sum + row.lower[key], 0);
     const strongest = row.keys.reduce((best, key) => (row.raw[key] > row.raw[best] ? key : best), row.keys[0]);
     const sure = {
-      1: ` Its strongest edge, to ${quoted(this.site.names[strongest])}, is determined.`,
+      1: ` Its strongest edge, to ${quoted(this.site.keyNames[strongest])}, is determined.`,
       0: " In some alternative another edge is the strongest.",
     }[state.epsilon ? NaN : row.found.strongest];
     return `${name} ${percent(certain)} of it is determined by the output.${sure ?? ""}`;
@@ -126,11 +113,11 @@ export class EdgeView {
   numbers(state, row) {
     const key = activeKey(state);
     if (key < 0) return "";
-    if (!row.keys.includes(key)) return `${quoted(this.site.names[row.query])} does not see ${quoted(this.site.names[key])}.`;
+    if (!row.keys.includes(key)) return `${quoted(this.site.names[row.query])} does not see ${quoted(this.site.keyNames[key])}.`;
     const moved = row.moved ? `, moved to ${row.moved[key].toFixed(3)}` : "";
     const range = row.lower ? `, between ${row.lower[key].toFixed(3)} and ${row.upper[key].toFixed(3)}` : "";
     const effective = row.effective ? `, effective ${row.effective[key].toFixed(3)}` : "";
-    return `${quoted(this.site.names[key])}: raw ${row.raw[key].toFixed(3)}${moved}${range}${effective}.`;
+    return `${quoted(this.site.keyNames[key])}: raw ${row.raw[key].toFixed(3)}${moved}${range}${effective}.`;
   }
 
   showEpsilon(state) {
@@ -150,7 +137,7 @@ export class EdgeView {
     const open = (end) => row.movable && row.keys.includes(state.key) && canPull(row, state.key, end);
     for (const [end, made] of Object.entries(this.ends)) {
       made.disabled = !open(end);
-      made.title = made.disabled ? "Choose a bar with handles first." : `Move ${quoted(this.site.names[state.key])} there.`;
+      made.title = made.disabled ? "Choose a bar with handles first." : `Move ${quoted(this.site.keyNames[state.key])} there.`;
     }
     this.share.input.disabled = !open("lower") && !open("upper");
     this.share.input.value = row.moved ? Math.round(100 * moved.share * (moved.end === "lower" ? -1 : 1)) : 0;
@@ -164,13 +151,13 @@ export class EdgeView {
   howWords(state, row, open) {
     if (state.epsilon && row.found?.movable) return "Bars can be dragged at ε = 0, where the output stays the same.";
     if (!row.movable) return "";
-    if (row.keys.includes(state.key) && !open) return `${quoted(this.site.names[state.key])} cannot be dragged here: choose a bar with handles.`;
+    if (row.keys.includes(state.key) && !open) return `${quoted(this.site.keyNames[state.key])} cannot be dragged here: choose a bar with handles.`;
     return "Drag a handle, or choose a bar with the arrow keys and press l or u for its lower or upper end.";
   }
 
   changeWords(row, moved) {
     const change = row.head.outputChange(row.query, moved.row);
-    const name = quoted(this.site.names[moved.key]);
+    const name = quoted(this.site.keyNames[moved.key]);
     const way = moved.share < 0.995 ? `, ${Math.round(100 * moved.share)}% of the way to its ${moved.end} end` : `, its ${moved.end} end`;
     const from = `${name} moved from ${row.raw[moved.key].toFixed(3)} to ${moved.row[moved.key].toFixed(3)}${way}.`;
     const told =
@@ -206,7 +193,11 @@ export class EdgeView {
       const name = (one) => `${headName(view, one)} ${names[one.query]}`;
       return { words: "This file has no intervals for this ε in this row. It has them for these rows:", listed: rows.withGrid(), button: name };
     }
-    if (row.found?.movable || row.widest < EDGE_NARROW) return nothing;
+    if (row.found?.movable || row.widest < ROW_NARROW) return nothing;
+    if (view.about.calls?.looking) {
+      const words = row.lower ? "" : "This file has no intervals. In Python, attention.intervals(…).save_html(path) writes a page that has them.";
+      return { ...nothing, words };
+    }
     const listed = rows.movable(state.layer, state.head);
     const missing = row.lower ? "" : "This file has no intervals for this row. ";
     const words = listed.length ? "These rows of the head can be dragged:" : "No row of this head can be dragged here. identikit serve can move any row.";
@@ -216,7 +207,7 @@ export class EdgeView {
   /** Ask a server for the pinned row, once. */
   fetch(state, row) {
     const { source, store, task } = this.site;
-    const known = state.epsilon ? row.lower : row.found?.movable || row.widest < EDGE_NARROW;
+    const known = state.epsilon ? row.lower : row.found?.movable || row.widest < ROW_NARROW;
     const name = [state.layer, state.head, state.query, state.epsilon].join();
     if (!source.live || known || row.query !== state.query || this.asked === name) return;
     this.asked = name;
@@ -316,7 +307,7 @@ export class EdgeView {
 
   table(state) {
     const row = this.row(state);
-    const { names } = this.site;
+    const { keyNames: names } = this.site;
     const columns = ["position", "key", "raw", "lower", "upper", "effective", ...(row.moved ? ["moved"] : [])];
     const rows = row.keys.map((key) => [
       key, names[key], row.raw[key], row.lower?.[key] ?? NaN, row.upper?.[key] ?? NaN, row.effective?.[key] ?? NaN,
@@ -330,7 +321,7 @@ export class EdgeView {
     const where = `${headCode(this.site.view, state)}, query=${query}`;
     const [cut, given] = ["text", "attention"].map((name) => callCode(this.site.view, name));
     const epsilon = this.site.rows.epsilons[state.epsilon];
-    const lines = [`row = ik.attention_intervals(model, text, ${where}${epsilon ? `, epsilon=${epsilon}` : ""}${cut})`, "print(row.to_frame())"];
+    const lines = [`row = ${intervalsCode(this.site.view, where, epsilon ? `, epsilon=${epsilon}` : "")}`, "print(row.to_frame())"];
     if (this.row(state).effective) lines.push(`effective = ik.effective_attention(model, text${given}).sel(${where}).effective`);
     if (state.moved?.query === query) {
       const { key, end, share } = state.moved;

@@ -137,14 +137,15 @@ function headVisTree(site) {
 }
 
 function headVisHead(site, layer, head, metrics) {
-  const { tokens } = site.view.about;
+  const { tokens, keys } = site.view.about;
+  const seen = (keys ?? site.view.about).tokens;
   const maps = site.heads(layer, head);
   const rows = tokens.map((token, query) => {
     const raw = maps.row("raw", query);
     const effective = maps.row("effective", query);
     if (!raw) return { query, token, top: [] };
     const order = Array.from(raw.keys()).sort((one, other) => raw[other] - raw[one]).slice(0, KEYS_KEPT);
-    return { query, token, top: order.map((key) => ({ key, token: tokens[key], raw: raw[key], effective: effective?.[key] ?? null })) };
+    return { query, token, top: order.map((key) => ({ key, token: seen[key], raw: raw[key], effective: effective?.[key] ?? null })) };
   });
   return { metrics, sequences: [{ tokens, rows }] };
 }

@@ -98,6 +98,13 @@ export function headCode(view, state) {
 /** What a call of the library needs beside model and text to give what the page shows: of "text", "attention", …. */
 export const callCode = (view, name) => view.about.calls?.[name] ?? "";
 
+/** The Python that bounds rows: `where` they are. */
+export function intervalsCode(view, where, options = "") {
+  const looking = callCode(view, "looking"); // a decoder's attention is read first, and then asked
+  if (!looking) return `ik.attention_intervals(model, text, ${where}${options}${callCode(view, "text")})`;
+  return `ik.effective_attention(model, text${callCode(view, "attention") || looking}).intervals(${where}${options})`;
+}
+
 /** A comment in Python where a page rests on some rows, and what it stands above gives all; otherwise nothing. */
 export function sampledCode({ about }) {
   const { bounded = 0, free = 0 } = about.certain ?? {};

@@ -14,12 +14,13 @@ export function headsOf(view) {
 class Head {
   constructor(view, layer, head) {
     this.about = view.about.attention.layers[layer];
-    this.n = view.about.tokens.length;
+    this.n = view.about.tokens.length; // queries
+    this.keys = (view.about.keys ?? view.about).tokens.length;
     this.part = (name) => view.array(`layer${layer}.${name}`);
     this.head = head;
     this.seen = view.array("visible")?.data.subarray(
-      this.about.mask * this.n * Math.ceil(this.n / 8),
-      (this.about.mask + 1) * this.n * Math.ceil(this.n / 8),
+      this.about.mask * this.n * Math.ceil(this.keys / 8),
+      (this.about.mask + 1) * this.n * Math.ceil(this.keys / 8),
     );
     this.rows = new Map();
     this.simplexMap = null;
@@ -27,7 +28,7 @@ class Head {
 
   /** Whether a query sees a key. */
   visible(query, key) {
-    return !this.seen || (this.seen[query * Math.ceil(this.n / 8) + (key >> 3)] >> (7 - (key & 7))) & 1;
+    return !this.seen || (this.seen[query * Math.ceil(this.keys / 8) + (key >> 3)] >> (7 - (key & 7))) & 1;
   }
 
   /** A row of a map ("raw", "effective", "simplex" or "null") over all keys; null where it is not known. */
@@ -48,8 +49,8 @@ class Head {
     }
     const dense = map === "simplex" && this.simplexMap ? this.simplexMap : this.part(map);
     if (dense) {
-      const offset = dense === this.simplexMap ? 0 : this.head * this.n * this.n;
-      return Float64Array.from(dense.data.subarray(offset + query * this.n, offset + (query + 1) * this.n));
+      const offset = dense === this.simplexMap ? 0 : this.head * this.n * this.keys;
+      return Float64Array.from(dense.data.subarray(offset + query * this.keys, offset + (query + 1) * this.keys));
     }
     if (map === "raw") return this.part("query") ? this.rawRow(query) : null;
     return map === "effective" && this.part("coefficients") ? this.effectiveRow(query) : null;
@@ -60,14 +61,14 @@ class Head {
     const { scaling, softcap, sink } = this.about;
     const scores = this.products(this.part("query"), query, this.part("key"), this.about.key_head);
     let largest = sink ? sink[this.head] : -Infinity;
-    for (let key = 0; key < this.n; key += 1) {
+    for (let key = 0; key < this.keys; key += 1) {
       scores[key] *= scaling;
       if (softcap) scores[key] = Math.tanh(scores[key] / softcap) * softcap;
       if (!this.visible(query, key)) scores[key] = -Infinity;
       largest = Math.max(largest, scores[key]);
     }
     let total = sink ? Math.exp(sink[this.head] - largest) : 0;
-    for (let key = 0; key < this.n; key += 1) {
+    for (let key = 0; key < this.keys; key += 1) {
       scores[key] = Math.exp(scores[key] - largest);
       total += scores[key];
     }
@@ -84,11 +85,11 @@ class Head {
   products(left, query, right, group) {
     const width = left.shape[2];
     const from = (this.head * this.n + query) * width;
-    const start = group[this.head] * this.n * width;
-    const found = new Float64Array(this.n);
+    const start = group[this.head] * this.keys * width;
+    const found = new Float64Array(this.keys);
     const a = left.data;
     const b = right.data;
-    for (let key = 0; key < this.n; key += 1) {
+    for (let key = 0; key < this.keys; key += 1) {
       let sum = 0;
       const at = start + key * width;
       for (let i = 0; i < width; i += 1) sum += a[from + i] * b[at + i];
@@ -106,8 +107,8 @@ class Head {
     const length = (row) => {
       const width = basis.shape[2];
       const inside = new Float64Array(width);
-      for (let key = 0; key < this.n; key += 1) {
-        const at = (this.about.basis_head[this.head] * this.n + key) * width;
+      for (let key = 0; key < this.keys; key += 1) {
+        const at = (this.about.basis_head[this.head] * this.keys + key) * width;
         for (let i = 0; row[key] !== 0 && i < width; i += 1) inside[i] += row[key] * basis.data[at + i];
       }
       const [, , outer] = through.shape;

@@ -17,18 +17,21 @@ function linesColumn(pen) {
   return { names, left: names + 8, right: pen.width - names - 8 };
 }
 
+/** How far down the one at a place among `count` stands. */
+const linesDown = (pen, at, count) => LINES_TOP + ((at + 0.5) / count) * (pen.height - LINES_TOP - 12);
+
 /** The drawn query (left half) or key (right half) under a point. */
-export function linesAt(width, height, size, x, y) {
-  const at = Math.floor(((y - LINES_TOP) / (height - LINES_TOP - 12)) * size);
-  if (at < 0 || at >= size) return null;
-  return x < width / 2 ? { query: at, key: -1 } : { query: -1, key: at };
+export function linesAt(width, height, { size, across }, x, y) {
+  const left = x < width / 2;
+  const count = left ? size : across;
+  const at = Math.floor(((y - LINES_TOP) / (height - LINES_TOP - 12)) * count);
+  if (at < 0 || at >= count) return null;
+  return left ? { query: at, key: -1 } : { query: -1, key: at };
 }
 
 /** Draw it. `strong` says whose lines stand out: {query, key}, at most one of them at least 0. */
-export function paintLines(pen, { sheet, map, labels, strong, cursor, colours, missing, moved }) {
+export function paintLines(pen, { sheet, map, labels, keyLabels, strong, cursor, colours, missing, moved }) {
   const column = linesColumn(pen);
-  const cell = (pen.height - LINES_TOP - 12) / sheet.size;
-  const down = (at) => LINES_TOP + (at + 0.5) * cell;
   pen.text("query", column.names, 14, colours.soft, { size: 12, align: "right" });
   pen.text("key", column.right + 8, 14, colours.soft, { size: 12 });
   if (!sheet.maps.includes(map)) {
@@ -41,7 +44,7 @@ export function paintLines(pen, { sheet, map, labels, strong, cursor, colours, m
     const share = Math.abs(weight) / (sheet.most || 1);
     if (!(share > 0.002)) return;
     const style = { width: 0.4 + 5 * share * strength, opacity: Math.min(1, 0.04 + Math.sqrt(share)) * strength };
-    pen.line(column.left, down(query), column.right, down(key), weight < 0 ? colours.minus : colours.plus, style);
+    pen.line(column.left, linesDown(pen, query, sheet.size), column.right, linesDown(pen, key, sheet.across), weight < 0 ? colours.minus : colours.plus, style);
   };
   const instead = map === "raw" ? moved : null;
   const row = strong.query < 0 ? [] : instead?.at === strong.query ? instead.row : sheet.drawnRow(map, strong.query);
@@ -49,15 +52,15 @@ export function paintLines(pen, { sheet, map, labels, strong, cursor, colours, m
   if (instead && instead.at < lookers.length) lookers[instead.at] = instead.row[strong.key];
   const behind = strong.query >= 0 || strong.key >= 0 ? 0.14 : 0.8;
   for (const place of sheet.strongest(map, LINES_DRAWN)) {
-    draw(Math.floor(place / sheet.size), place % sheet.size, sheet.weights[map][place], behind);
+    draw(Math.floor(place / sheet.across), place % sheet.across, sheet.weights[map][place], behind);
   }
   row.forEach((weight, key) => draw(strong.query, key, weight, 1));
   lookers.forEach((weight, query) => draw(query, strong.key, weight, 1));
   const shade = shadeOf(colours, sheet.most);
-  const shared = { cell, down, labels, colours, width: column.names };
-  linesNames(pen, { ...shared, x: column.names, align: "right", marked: cursor.query },
+  const shared = { colours, width: column.names };
+  linesNames(pen, { ...shared, labels, x: column.names, align: "right", marked: cursor.query },
     (at) => shade(lookers[at] ?? NaN));
-  linesNames(pen, { ...shared, x: column.right + 8, align: "left", marked: cursor.key },
+  linesNames(pen, { ...shared, labels: keyLabels, x: column.right + 8, align: "left", marked: cursor.key },
     (at) => shade(row[at] ?? NaN));
 }
 
@@ -72,7 +75,9 @@ export function shadeOf(colours, most) {
 }
 
 /** A column of names, shaded by the weight of their line to the active token. */
-function linesNames(pen, { x, align, cell, down, labels, colours, marked, width }, shade) {
+function linesNames(pen, { x, align, labels, colours, marked, width }, shade) {
+  const cell = (pen.height - LINES_TOP - 12) / labels.length;
+  const down = (at) => linesDown(pen, at, labels.length);
   const left = align === "right" ? x - width + 4 : x - 4;
   for (let at = 0; at < labels.length; at += 1) {
     const { fill } = shade(at);

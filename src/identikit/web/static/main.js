@@ -10,6 +10,7 @@ import { VerdictView } from "./verdict.js";
 import { HeadsView } from "./heads.js";
 import { AttentionView } from "./attention.js";
 import { EdgeView } from "./edge.js";
+import { PictureView } from "./picture.js";
 import { TokensView } from "./tokens.js";
 import { ProvenanceView } from "./provenance.js";
 import { numbersView } from "./numbers.js";
@@ -19,12 +20,13 @@ import { button, element } from "./parts.js";
 
 const TOLD = 5000; // milliseconds that a message stays
 
-/** Show a file in `root`. `source` computes what the file lacks; `linked`: the page's address holds the state. */
-export function mount(root, buffer, { source = { live: false }, linked = false, start = null } = {}) {
+/** Show a file in `root`. `source` computes what the file lacks; `linked`: the page's address holds the state; `suffix` of ids. */
+export function mount(root, buffer, { source = { live: false }, linked = false, start = null, suffix = "" } = {}) {
   const view = decode(buffer);
   const store = createStore(linked ? location.hash : "", view.about.first ?? {});
   store.set(within(view, store.get()));
   const site = makeSite(root, view, store, source);
+  site.suffix = suffix;
   const page = layout(root, site, linked, start);
   const views = makeViews(site, page);
   let before = null;
@@ -63,7 +65,7 @@ export function mount(root, buffer, { source = { live: false }, linked = false, 
 
 /** A state whose places exist in the file. */
 function within(view, state) {
-  const { tokens, attention } = view.about;
+  const { tokens, keys, attention } = view.about;
   const inside = (value, count) => Math.min(Math.max(0, Math.trunc(value)), Math.max(0, count - 1));
   const known = (name, ...values) => (values.includes(state[name]) ? state[name] : CHOICES[name]);
   return {
@@ -71,17 +73,20 @@ function within(view, state) {
     layer: inside(state.layer, attention?.layer_numbers.length ?? 1),
     head: inside(state.head, attention?.head_numbers.length ?? 1),
     query: inside(state.query, tokens.length),
-    key: state.key < 0 ? -1 : inside(state.key, tokens.length),
-    from: inside(state.from, tokens.length),
+    key: state.key < 0 ? -1 : inside(state.key, (keys ?? view.about).tokens.length),
+    from: inside(state.from, Math.max(tokens.length, (keys ?? view.about).tokens.length)),
     epsilon: inside(state.epsilon, 1 + (view.about.rows?.epsilons.length ?? 0)),
     threshold: Math.min(1, Math.max(0, state.threshold)),
     tab: known("tab", "tokens", "provenance", "numbers"),
     heads: known("heads", "scatter", "grid"),
     shape: known("shape", "matrix", "lines"),
+    overlay: known("overlay", "lower", "upper", "effective", "none"),
     sort: known("sort", "weight", "width", "text"),
     theme: known("theme", "light", "dark", ""),
   };
 }
+
+const namesOf = ({ tokens }) => tokenNames(tokens.map((token) => token.trim() || token));
 
 function makeSite(root, view, store, source) {
   const site = {
@@ -91,7 +96,8 @@ function makeSite(root, view, store, source) {
     heads: headsOf(view),
     measures: measuresOf(view),
     rows: new RowBook(view),
-    names: tokenNames(view.about.tokens.map((token) => token.trim() || token)),
+    names: namesOf(view.about),
+    keyNames: namesOf(view.about.keys ?? view.about),
     theme: () => store.get().theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"),
     colours: () => THEMES[site.theme()],
     redraw: () => {},
@@ -144,32 +150,32 @@ function layout(root, site, linked, start) {
     { class: "title" },
     element("h1", {}, "identikit"),
     element("span", {}, about.model),
-    element("span", {}, `${count} token${count === 1 ? "" : "s"}`),
+    element("span", {}, `${count} token${count === 1 ? "" : "s"}${about.keys ? ` that look at ${about.keys.tokens.length} of a source` : ""}`),
   );
   const top = element("header", { class: "top" }, title, tools);
   const places = {};
-  for (const name of ["verdict", "heads", "attention", "edge", "bottom"]) {
+  for (const name of ["verdict", ...(about.images ? ["picture"] : []), "heads", "attention", "edge", "bottom"]) {
     places[name] = element("div", { class: `place ${name}` });
     places[name].style.gridArea = name;
   }
-  const main = element("main", { class: "panels" }, ...Object.values(places));
+  const main = element("main", { class: `panels${about.images ? " pictured" : ""}` }, ...Object.values(places));
   root.classList.add("identikit");
-  root.replaceChildren(top, ...(start ? [start] : []), main, site.live);
+  root.replaceChildren(top, ...(start ? [start] : []), element("div", { class: "frame" }, main), site.live);
   return { places, tools, main };
 }
 
 const TABS = ["tokens", "provenance", "numbers"];
 
 function makeViews(site, page) {
-  const kinds = { verdict: VerdictView, heads: HeadsView, attention: AttentionView, edge: EdgeView };
-  const panels = Object.entries(kinds).map(([name, View]) => panelOf(site, new View(site), page.places[name]));
+  const kinds = { verdict: VerdictView, picture: PictureView, heads: HeadsView, attention: AttentionView, edge: EdgeView };
+  const panels = Object.entries(kinds).filter(([name]) => page.places[name]).map(([name, View]) => panelOf(site, new View(site), page.places[name]));
   const tabs = element("div", { role: "tablist", class: "tabs", "aria-label": "More views" });
   page.places.bottom.append(tabs);
   const lower = [new TokensView(site), new ProvenanceView(site)];
   const numbers = numbersView(site, [...panels, ...lower.map((view) => ({ view }))]);
   const below = [...lower, numbers].map((view) => {
     const panel = panelOf(site, view, page.places.bottom);
-    panel.tab = element("button", { type: "button", role: "tab", id: `tab-${view.id}`, "aria-controls": `panel-${view.id}` }, view.title);
+    panel.tab = element("button", { type: "button", role: "tab", id: `tab-${view.id}${site.suffix}`, "aria-controls": `panel-${view.id}${site.suffix}` }, view.title);
     panel.tab.addEventListener("click", () => site.store.set({ tab: view.id }));
     panel.section.setAttribute("role", "tabpanel");
     tabs.append(panel.tab);
@@ -188,11 +194,11 @@ function makeViews(site, page) {
 }
 
 function panelOf(site, view, place) {
-  const heading = element("h2", { id: `title-${view.id}` }, view.title);
+  const heading = element("h2", { id: `title-${view.id}${site.suffix}` }, view.title);
   const help = element("p", { class: "help" }, view.help);
   const note = element("p", { class: "note", hidden: true });
   const body = element("div", { class: "body" }, view.element);
-  const section = element("section", { class: "panel", id: `panel-${view.id}`, "aria-labelledby": heading.id }, heading, help, note, body);
+  const section = element("section", { class: "panel", id: `panel-${view.id}${site.suffix}`, "aria-labelledby": heading.id }, heading, help, note, body);
   place.append(section);
   return { view, section, note, body, site, tab: null };
 }

@@ -31,7 +31,7 @@ export const headMeasure = (site, state) => site.measures.find(({ name, perHead 
 /** A reading of one head, in place of the head that it is of. */
 export class MeasuredHead {
   constructor(head, measure, { layer, head: number }) {
-    Object.assign(this, { n: head.n, seen: head.seen, maps: MEASURE_MAPS, rows: new Map() });
+    Object.assign(this, { n: head.n, keys: head.keys, seen: head.seen, maps: MEASURE_MAPS, rows: new Map() });
     this.visible = (query, key) => head.visible(query, key);
     this.row = (map, query) => measure.row(map, query, layer, number);
   }

@@ -49,9 +49,9 @@ export function canvasPen(canvas, width, height, scale = globalThis.devicePixelR
       context.fillText(widest ? shortened(words, widest, size) : words, 0, 0);
       context.restore();
     },
-    /** Cells of a map, row by row: `colours` holds four bytes (RGBA) for each. */
-    cells(x, y, w, h, columns, rows, colours) {
-      context.imageSmoothingEnabled = columns > w * scale; // smaller than drawn: mean colours, no cell is lost
+    /** Cells of a map, row by row: `colours` holds four bytes (RGBA) for each; `smooth` for a photo. */
+    cells(x, y, w, h, columns, rows, colours, smooth = false) {
+      context.imageSmoothingEnabled = smooth || columns > w * scale; // smaller than drawn: mean colours, no cell is lost
       context.drawImage(cellImage(columns, rows, colours), x, y, w, h);
     },
   };
@@ -102,9 +102,9 @@ export function svgPen(width, height, background) {
       const place = `translate(${number(x)} ${number(y)})${turn ? ` rotate(${number((turn * 180) / Math.PI)})` : ""}`;
       parts.push(`<text transform="${place}" font-size="${size}" font-weight="${weight}" text-anchor="${anchor}" dominant-baseline="central" fill="${fill}">${safe(widest ? shortened(words, widest, size) : words)}</text>`);
     },
-    cells(x, y, w, h, columns, rows, colours) {
+    cells(x, y, w, h, columns, rows, colours, smooth = false) {
       const image = cellImage(columns, rows, colours);
-      parts.push(`<image x="${number(x)}" y="${number(y)}" width="${number(w)}" height="${number(h)}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${image.toDataURL("image/png")}"/>`);
+      parts.push(`<image x="${number(x)}" y="${number(y)}" width="${number(w)}" height="${number(h)}" preserveAspectRatio="none" style="image-rendering:${smooth ? "auto" : "pixelated"}" href="${image.toDataURL("image/png")}"/>`);
     },
     finish() {
       return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" font-family='${FONT.replace(/'/g, "")}'><rect width="100%" height="100%" fill="${background}"/>${parts.join("")}</svg>`;

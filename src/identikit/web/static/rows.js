@@ -1,5 +1,9 @@
 // Rows of attention with their intervals: those of the file, and those that a server adds.
 
+import { activeQuery } from "./figure.js";
+
+export const ROW_NARROW = 1e-6; // an interval that is narrower does not move
+
 export class RowBook {
   constructor(view) {
     this.rows = new Map();
@@ -25,6 +29,7 @@ export class RowBook {
         lower: part("rows.lower", row),
         upper: part("rows.upper", row),
         strongest: view.array("rows.strongest").data[row],
+        images: imageTotals(view, row),
         grid: new Map(),
         vertices: new Map(),
       };
@@ -100,4 +105,29 @@ export class RowBook {
     const [, heads, queries] = this.certainty.shape;
     return this.certainty.data[(layer * heads + head) * queries + query];
   }
+}
+
+/** What the images of a text get of a row, one by one or together: raw, lower, upper, and patch by patch at least. */
+function imageTotals(view, row) {
+  const array = view.array("rows.images");
+  if (!array) return [];
+  const [, parts, many] = array.shape;
+  const at = (part, image) => array.data[(row * parts + part) * many + image];
+  return Array.from({ length: many }, (_, image) => ({ raw: at(0, image), lower: at(1, image), upper: at(2, image), alone: at(3, image) }));
+}
+
+/** The row of the active token: weights, ends and what was moved. */
+export function activeRow({ heads, rows, keyNames }, state) {
+  const query = activeQuery(state);
+  const head = heads(state.layer, state.head);
+  const found = rows.find(state.layer, state.head, query);
+  const raw = head.row("raw", query) ?? found?.raw ?? null;
+  const keys = raw ? keyNames.map((_, key) => key).filter((key) => head.visible(query, key)) : [];
+  // A row that was never bounded and is determined all the same has no alternative.
+  const fixed = !found && !state.epsilon && !Number.isNaN(rows.certain(state.layer, state.head, query));
+  const { lower = null, upper = null } = (fixed ? { lower: raw, upper: raw } : found?.at(state.epsilon)) ?? {};
+  const widest = lower ? keys.reduce((most, key) => Math.max(most, upper[key] - lower[key]), 0) : NaN;
+  const moved = state.moved?.query === query ? state.moved.row : null;
+  const movable = Boolean(found?.movable && !state.epsilon && widest >= ROW_NARROW);
+  return { query, head, found, raw, keys, lower, upper, widest, moved, movable, effective: head.row("effective", query) };
 }

@@ -43,17 +43,18 @@ export class MapSheet {
   constructor(head, shown) {
     this.head = head;
     this.shown = shown;
-    this.size = shown.size;
+    this.size = shown.size; // rows
+    this.across = shown.keys.size;
     this.all = head.maps ?? MAPS;
-    this.maps = this.all.filter((map) => shown.size && head.row(map, shown.groups[0][0]) !== null);
-    const many = this.size * this.size;
+    this.maps = this.all.filter((map) => shown.size && shown.keys.size && head.row(map, shown.groups[0][0]) !== null);
+    const many = this.size * this.across;
     this.weights = Object.fromEntries(this.maps.map((map) => [map, new Float32Array(many)]));
-    this.sums = Object.fromEntries(this.maps.map((map) => [map, new Float64Array(this.size)]));
+    this.sums = Object.fromEntries(this.maps.map((map) => [map, new Float64Array(this.across)]));
     this.outside = 0; // raw weight on keys that are not drawn, over the rows so far
     this.done = 0; // rows
     this.most = 0;
     this.images = null;
-    this.plain = shown.groups.every((group) => group.length === 1);
+    this.plain = [...shown.groups, ...shown.keys.groups].every((group) => group.length === 1);
   }
 
   get finished() {
@@ -73,10 +74,10 @@ export class MapSheet {
       const row = this.row(map, at);
       const weights = this.weights[map];
       const sums = this.sums[map];
-      for (let key = 0; key < this.size; key += 1) {
+      for (let key = 0; key < this.across; key += 1) {
         const weight = seen[key] ? row[key] : NaN;
-        weights[at * this.size + key] = weight;
-        if (!seen[key]) continue;
+        weights[at * this.across + key] = weight;
+        if (Number.isNaN(weight)) continue; // not seen, or one of a difference that is left out
         sums[key] += weight;
         if (weight > this.most || -weight > this.most) this.most = Math.abs(weight);
       }
@@ -96,27 +97,27 @@ export class MapSheet {
 
   /** One row of a map as it is drawn: keys of a word added up, queries of a word averaged; `instead` replaces a row. */
   row(map, at, instead = null) {
-    const { groups } = this.shown;
+    const { groups, keys } = this.shown;
     const rowOf = (piece) => (instead?.query === piece ? instead.row : this.head.row(map, piece));
     if (this.plain) {
       const whole = rowOf(groups[at][0]);
-      return Float64Array.from(groups, ([key]) => whole[key]);
+      return Float64Array.from(keys.groups, ([key]) => whole[key]);
     }
-    const parts = groups[at].map((piece) => byWords(rowOf(piece), groups));
+    const parts = groups[at].map((piece) => byWords(rowOf(piece), keys.groups));
     return parts[0].map((_, key) => parts.reduce((sum, part) => sum + part[key], 0) / parts.length);
   }
 
   /** Which of the drawn keys a drawn query sees. */
   seen(at) {
-    const { groups } = this.shown;
-    if (!this.head.seen) return new Uint8Array(this.size).fill(1);
+    const { groups, keys: columns } = this.shown;
+    if (!this.head.seen) return new Uint8Array(this.across).fill(1);
     const sees = (keys) => groups[at].some((query) => keys.some((key) => this.head.visible(query, key)));
-    return Uint8Array.from(groups, (keys) => (sees(keys) ? 1 : 0));
+    return Uint8Array.from(columns.groups, (keys) => (sees(keys) ? 1 : 0));
   }
 
   /** A row with NaN for keys that the query does not see, also before it was filled. */
   drawnRow(map, at, instead = null) {
-    if (!instead && at < this.done) return this.weights[map].subarray(at * this.size, (at + 1) * this.size);
+    if (!instead && at < this.done) return this.weights[map].subarray(at * this.across, (at + 1) * this.across);
     const seen = this.seen(at);
     return this.row(map, at, instead).map((weight, key) => (seen[key] ? weight : NaN));
   }
@@ -128,7 +129,7 @@ export class MapSheet {
 
   /** Who looks at a key: one number for each drawn query so far. */
   column(map, key) {
-    return Float64Array.from({ length: this.done }, (_, query) => this.weights[map][query * this.size + key]);
+    return Float64Array.from({ length: this.done }, (_, query) => this.weights[map][query * this.across + key]);
   }
 
   /** What a key receives on average over the drawn queries so far. */
@@ -151,7 +152,7 @@ export class MapSheet {
     const { rows, packed, bytes } = this.images;
     if (rows[map] !== this.done) {
       packed[map] ??= new Uint32Array(this.weights[map].length).fill(sheetTints(colours).at(-1));
-      sheetTinted(this.weights[map], this.most, colours, packed[map], (rows[map] ?? 0) * this.size, this.done * this.size);
+      sheetTinted(this.weights[map], this.most, colours, packed[map], (rows[map] ?? 0) * this.across, this.done * this.across);
       bytes[map] = new Uint8ClampedArray(packed[map].buffer); // another object, so that pens make a new picture
       rows[map] = this.done;
     }
@@ -164,11 +165,11 @@ export class MapSheet {
     const weights = this.weights[map];
     const counts = new Int32Array(1025);
     const bin = (weight) => (weight ? Math.floor((Math.abs(weight) / this.most) * 1024) : 0);
-    for (let at = 0; at < this.done * this.size; at += 1) counts[bin(weights[at])] += 1;
+    for (let at = 0; at < this.done * this.across; at += 1) counts[bin(weights[at])] += 1;
     let least = 1024;
     for (let found = counts[1024]; least > 1 && found + counts[least - 1] <= count; least -= 1) found += counts[least - 1];
     const places = [];
-    for (let at = 0; at < this.done * this.size; at += 1) if (weights[at] && bin(weights[at]) >= least) places.push(at);
+    for (let at = 0; at < this.done * this.across; at += 1) if (weights[at] && bin(weights[at]) >= least) places.push(at);
     this.edges = { map, done: this.done, places: places.slice(0, 2 * count) };
     return this.edges.places;
   }

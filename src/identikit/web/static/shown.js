@@ -18,8 +18,9 @@ function wordGroups(n, spans) {
 }
 
 /** Tokens that "special tokens off" leaves out: those of the tokenizer, or the first one where that is the sink. */
-export function isSpecial(about, place) {
-  return Boolean(about.special[place]) || (place === 0 && about.attention?.special_group === "first token");
+export function isSpecial(about, place, text = about) {
+  const sees = about.keys ?? about; // where a sink is
+  return Boolean(text.special[place]) || (place === 0 && text === sees && about.attention?.special_group === "first token");
 }
 
 /** The first token of the window around a wanted one. */
@@ -27,18 +28,25 @@ export function windowStart(n, from) {
   return Math.max(0, Math.min(Math.floor(from) || 0, n - WINDOW));
 }
 
-/**
- * What is drawn: groups of positions with names, their `order` among `all` tokens or words, and where each position
- * stands among the drawn ones (-1: left out).
- */
-export function shownTokens(view, names, state) {
+/** What is drawn of the queries; `keys` is the same of the keys, where they are another text's. */
+export function shownTokens({ view, names, keyNames }, state) {
   const { about } = view;
-  const n = about.tokens.length;
+  const queries = shownText(about, about, names, state);
+  queries.keys = about.keys ? shownText(about, about.keys, keyNames, state) : queries;
+  return queries;
+}
+
+/**
+ * What is drawn of a text: groups of positions with names, their `order` among `all` tokens or words, and where each
+ * position stands among the drawn ones (-1: left out).
+ */
+function shownText(about, text, names, state) {
+  const n = text.tokens.length;
   const from = windowStart(n, state.from);
   const to = Math.min(n, from + WINDOW);
-  const byWord = state.words && about.words.length > 0;
-  const all = wordGroups(n, byWord ? about.words : []);
-  const words = () => all.map((group) => shownWord(about.tokens, group));
+  const byWord = state.words && text.words.length > 0;
+  const all = wordGroups(n, byWord ? text.words : []);
+  const words = () => all.map((group) => shownWord(text.tokens, group));
   const allNames = byWord ? tokenNames(words(), all.map(([first]) => first)) : names;
   const groups = [];
   const labels = [];
@@ -46,7 +54,7 @@ export function shownTokens(view, names, state) {
   const place = new Int32Array(n).fill(-1);
   all.forEach((group, at) => {
     const outside = group[0] < from || group[0] >= to;
-    if (outside || (!state.special && isSpecial(about, group[0]))) return;
+    if (outside || (!state.special && isSpecial(about, group[0], text))) return;
     for (const piece of group) place[piece] = groups.length;
     groups.push(group);
     labels.push(allNames[at]);

@@ -14,6 +14,8 @@ export const CHOICES = {
   map: "raw", // or effective, simplex, null: the map that lines and strips show
   measure: "", // a reading of heads, by name, in place of the weights; empty: the weights
   beside: "", // a reading of layers that stands beside provenance; empty: the first
+  overlay: "raw", // or lower, upper, effective, none: what is drawn on an image
+  overview: false, // of an image in tiles: the whole of it made smaller, which the model reads beside them
   words: false,
   special: true,
   sort: "weight", // or width, or text

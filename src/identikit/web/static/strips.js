@@ -10,26 +10,29 @@ const STRIP_TOKENS = 64; // of a longer one, those of largest weight, in order
 export function attentionStrips(site) {
   const to = stripOf((at) => ({ hoverKey: at }), (at) => ({ key: at }), site);
   const by = stripOf(
-    (at, state) => ({ hoverQuery: at, hoverKey: stripKey(state) }), // the strip stays while it is read
-    (at, state) => ({ query: at, key: stripKey(state) }),
+    (at, state) => ({ hoverQuery: at, hoverKey: stripKey(site, state) }), // the strip stays while it is read
+    (at, state) => ({ query: at, key: stripKey(site, state) }),
     site,
   );
   return {
     element: element("div", { className: "strips" }, to.element, by.element),
-    update(state, { sheet, map, cursor, labels, colours, moved }) {
+    update(state, { sheet, shown, map, cursor, labels, keyLabels, colours, moved }) {
       const known = sheet.maps.includes(map);
-      const key = cursor.key >= 0 ? cursor.key : cursor.query;
+      const same = shown.keys === shown; // else a query is no key
+      const key = cursor.key >= 0 || !same ? cursor.key : cursor.query;
       const shade = shadeOf(colours, sheet.most);
       const row = () => sheet.row(map, cursor.query, map === "raw" && moved?.at === cursor.query ? state.moved : null);
-      const shared = { sheet, labels, shade };
-      to.update(known && cursor.query >= 0 ? row() : null, `looks at (${map})`, cursor.query, shared);
-      by.update(known && key >= 0 ? sheet.column(map, key) : null, `is looked at by (${map})`, key, shared);
+      to.update(known && cursor.query >= 0 ? row() : null, `looks at (${map})`, {
+        isDifference: sheet.head.isDifference, name: labels[cursor.query], about: same ? cursor.query : cursor.key, shown: shown.keys, text: site.view.about.keys ?? site.view.about, shade });
+      by.update(known && key >= 0 ? sheet.column(map, key) : null, `is looked at by (${map})`, {
+        isDifference: sheet.head.isDifference, name: keyLabels[key], about: same ? key : cursor.query, shown, text: site.view.about, shade });
     },
   };
 }
 
 /** The key that the second strip is about. */
-function stripKey(state) {
+function stripKey(site, state) {
+  if (site.view.about.keys) return state.hoverKey >= 0 ? state.hoverKey : state.key;
   const keys = [state.hoverKey, state.hoverQuery < 0 ? state.key : -1, state.hoverQuery, state.query];
   return keys.find((key) => key >= 0) ?? -1;
 }
@@ -53,25 +56,25 @@ function stripOf(hover, pin, site) {
   });
   return {
     element: element("section", {}, title, text),
-    update(weights, words, about, { sheet, labels, shade }) {
-      say(title.firstChild, about >= 0 ? labels[about] : "");
+    update(weights, words, { name: whose, isDifference, about, shown, text: { tokens }, shade }) {
+      say(title.firstChild, whose ?? "");
       say(title.lastChild, weights ? ` ${words}` : "");
       const places = stripPlaces(weights ?? [], about);
       const name = `${places} ${weights?.length}`;
-      if (last.shown !== sheet.shown || last.name !== name) { // else the same tokens stay where they are
-        text.replaceChildren(...stripTokens(places, weights?.length ?? 0, sheet.shown, site.view.about.tokens));
-        last = { shown: sheet.shown, name };
+      if (last.shown !== shown || last.name !== name) { // else the same tokens stay where they are
+        text.replaceChildren(...stripTokens(places, weights?.length ?? 0, shown, tokens));
+        last = { shown, name };
       }
       text.querySelectorAll("span").forEach((one, order) => {
-        stripShade(one, weights[places[order]], shade, places[order] === about);
+        stripShade(one, weights[places[order]], shade, places[order] === about, isDifference ? "left out" : "not seen");
       });
     },
   };
 }
 
-function stripShade(one, weight, shade, active) {
+function stripShade(one, weight, shade, active, unseen) {
   const { fill, ink } = shade(weight);
-  const words = Number.isFinite(weight) ? number(weight) : "not seen";
+  const words = Number.isFinite(weight) ? number(weight) : unseen;
   if (one.title !== words) one.title = words;
   one.style.background = fill ?? "transparent";
   one.style.color = ink;

@@ -1,7 +1,7 @@
 // Verdict: the answers in words, and the text itself, each token shaded by how much of its attention is determined.
 import { css, mixed } from "./colour.js";
 import { canvasPen } from "./pen.js";
-import { activeKey, activeQuery, callCode, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, inkOn, pointable, quoted, sampledCode, say, wordsWidth } from "./figure.js";
+import { activeKey, activeQuery, callCode, choice, drawFigure, figureCanvas, figureWidth, headCode, headName, inkOn, intervalsCode, pointable, quoted, sampledCode, say, wordsWidth } from "./figure.js";
 import { element, percent } from "./parts.js";
 
 const STRIP_SIZE = 14; // of the letters
@@ -23,7 +23,8 @@ export class VerdictView {
     this.whose = choice("Determined in", [["all", "all heads"], ["head", "this head"]], (strip) => site.store.set({ strip }));
     this.holder = element("div", { class: "figure-holder verdict-strip" }, this.canvas);
     const { verdict } = site.view.about;
-    const said = verdict?.sections.map(verdictSection) ?? [element("p", {}, "The page of an explanation says it in words, too.")];
+    const unsaid = site.view.about.keys ? "Rows are tokens of the target, which look at columns: those of the source." : "The page of an explanation says it in words, too.";
+    const said = verdict?.sections.map(verdictSection) ?? [element("p", {}, unsaid)];
     const words = element("div", { class: "verdict-words" }, ...said);
     const scale = element("span", { class: "verdict-scale" }, "0%", element("i"), "100%");
     this.unbounded = element("span", { class: "verdict-scale" }, element("i", { class: "unbounded" }), "at least: not all rows were bounded");
@@ -153,7 +154,7 @@ export class VerdictView {
   paintMarks(pen, state, top) {
     const { focus } = this.site.colours();
     const { boxes } = this.places(pen.width);
-    const [query, key] = [boxes[activeQuery(state)], boxes[activeKey(state)]];
+    const [query, key] = [boxes[activeQuery(state)], this.site.view.about.keys ? null : boxes[activeKey(state)]]; // keys of another text are not here
     if (query) pen.rect(query.x, top + query.y + 2, query.across, STRIP_LINE - 6, null, { stroke: focus, line: 2 });
     const under = key && top + key.y + STRIP_LINE - 2;
     if (key) pen.line(key.x, under, key.x + key.across, under, focus, { width: 3 });
@@ -208,7 +209,7 @@ export class VerdictView {
   python(state) {
     const { view } = this.site;
     if (state.strip === "head" && view.about.attention) {
-      return `row = ik.attention_intervals(model, text, ${headCode(view, state)}${callCode(view, "text")})\nprint(row.certain_mass)`;
+      return `row = ${intervalsCode(view, headCode(view, state))}\nprint(row.certain_mass)`;
     }
     const shares = this.known() ? [...sampledCode(view), "share = found.attention.intervals().certain_mass.mean((0, 1))", "print(share)"] : [];
     return [`found = ik.explain(model, text${callCode(view, "explain")})`, "print(found)", ...shares].join("\n");

@@ -1,0 +1,137 @@
+// Two results side by side with one choice of head, and above them, where their tokens are the same, the difference.
+
+import { AttentionView } from "./attention.js";
+import { setTheme } from "./colour.js";
+import { fromBase64 } from "./data.js";
+import { headName } from "./figure.js";
+import { mount } from "./main.js";
+import { element } from "./parts.js";
+
+const PAIR_CHOICES = ["tab", "heads", "x", "y", "shape", "map", "measure", "overlay", "words", "special", "sort", "strip", "theme"];
+const PAIR_TOKENS = ["query", "key", "from", "hoverQuery", "hoverKey"]; // followed where the texts are of one length
+
+/** Show the two results that the file holds. */
+export function showPair() {
+  const root = document.getElementById("identikit");
+  try {
+    const sides = [0, 1].map((at) => {
+      const side = element("div");
+      const data = document.getElementById(`identikit-data-${at}`).textContent.trim();
+      mount(side, fromBase64(data), { linked: at === 0, suffix: at ? "-2" : "" });
+      return { root: side, ...side.identikit };
+    });
+    const same = { query: sameTokens(sides, (about) => about), key: sameTokens(sides, (about) => about.keys ?? about) };
+    followEachOther(sides, same);
+    const difference = element("div", { class: "identikit difference" });
+    root.className = "pair";
+    root.replaceChildren(difference, ...sides.map((side) => side.root));
+    showDifference(difference, sides, same);
+  } catch (error) {
+    root.textContent = `This file could not be shown (${error.message}). It may be cut off: write it again.`;
+  }
+}
+
+/** At which positions two texts have the same token; null where they are of different lengths. */
+function sameTokens(sides, text) {
+  const [one, other] = sides.map(({ site }) => text(site.view.about).tokens);
+  return one.length === other.length ? one.map((token, at) => token === other[at]) : null;
+}
+
+/** A layer or a head of one result as a place in another, by the model's own number; -1: it is not there. */
+function pairPlace(from, to, name, place) {
+  const numbers = ({ site }) => site.view.about.attention?.[`${name}_numbers`] ?? [];
+  return numbers(to).indexOf(numbers(from)[place]);
+}
+
+/** Let what is chosen in one be chosen in the other; the second opens with what the first shows. */
+function followEachOther(sides, same) {
+  const names = [...PAIR_CHOICES, ...(same.query && same.key ? PAIR_TOKENS : [])];
+  let following = false;
+  const follow = (from, to, changed) => {
+    const state = from.store.get();
+    const change = Object.fromEntries(names.filter(changed).map((name) => [name, state[name]]));
+    for (const name of ["layer", "head"].filter(changed)) {
+      const place = pairPlace(from, to, name, state[name]);
+      if (place >= 0) change[name] = place;
+    }
+    if (!Object.keys(change).length) return;
+    following = true;
+    to.store.set(change);
+    following = false;
+  };
+  sides.forEach((from, at) => {
+    const to = sides[1 - at];
+    from.store.subscribe((state, before) => following || follow(from, to, (name) => state[name] !== before[name]));
+  });
+  follow(sides[0], sides[1], () => true);
+}
+
+/** The maps of the first result less those of the second, in a panel of its own. */
+function showDifference(root, sides, same) {
+  const [first, second] = sides;
+  const names = sides.map(({ site }) => site.view.about.model);
+  const heading = element("h2", {}, "Difference");
+  const differ = [same.query, same.key].some((all) => all?.includes(false));
+  const less = names[0] === names[1] ? "The first result less the second." : `${names[0]} less ${names[1]}.`;
+  const help = element("p", { class: "help" }, differ ? `${less} Rows and columns whose tokens differ are left out.` : less);
+  const note = element("p", { class: "note empty", hidden: true });
+  const view = new AttentionView(differenceSite(first, second, same));
+  const panel = element("section", { class: "panel", id: "panel-difference" }, heading, help, note, view.element);
+  root.append(panel);
+  root.identikit = { view };
+  const draw = () => {
+    const state = first.store.get();
+    setTheme(root, first.site.theme());
+    const why = differenceMissing(sides, same, state);
+    note.hidden = !why;
+    note.textContent = why;
+    view.element.hidden = Boolean(why);
+    if (!why) view.update(state);
+  };
+  let asked = false;
+  const ask = () => {
+    if (!asked) requestAnimationFrame(() => ((asked = false), draw()));
+    asked = true;
+  };
+  for (const { store } of sides) store.subscribe(ask);
+  new ResizeObserver(ask).observe(root);
+}
+
+/** Why there is no difference to show; empty where there is one. */
+function differenceMissing(sides, same, state) {
+  if (!sides.every(({ site }) => site.view.about.attention?.layers.some(({ form }) => form !== "none"))) return "Only pages with maps of attention have a difference.";
+  if (!same.query || !same.key) return "The texts have different numbers of tokens, so their weights cannot be subtracted. Layer and head are chosen for both.";
+  const missing = ["layer", "head"].some((name) => pairPlace(...sides, name, state[name]) < 0);
+  return missing ? `The second result has no ${headName(sides[0].site.view, state)}.` : "";
+}
+
+/** The first result's site with differences in the place of its maps. */
+function differenceSite(first, second, same) {
+  const made = new Map();
+  const heads = (layer, head) => {
+    const name = `${layer},${head}`;
+    const other = ["layer", "head"].map((axis) => pairPlace(first, second, axis, axis === "layer" ? layer : head));
+    if (!made.has(name)) made.set(name, differenceHead(first.site.heads(layer, head), second.site.heads(...other), same));
+    return made.get(name);
+  };
+  const view = { about: { ...first.site.view.about, measures_left_out: null }, array: () => null, has: () => false };
+  const rows = { rows: new Map(), certainty: null, certain: () => NaN };
+  return { ...first.site, heads, view, rows, measures: [], source: { live: false } };
+}
+
+/** The weights of one head less those of another; NaN where tokens differ, or neither sees the key. */
+function differenceHead(one, other, same) {
+  const visible = (query, key) => same.query[query] && same.key[key] && (one.visible(query, key) || other.visible(query, key));
+  return {
+    n: one.n,
+    keys: one.keys,
+    seen: true, // not all: `visible` says which
+    isDifference: true,
+    rows: new Map(), // nothing is kept: both heads keep their rows
+    visible,
+    row(map, query) {
+      const [mine, theirs] = [one.row(map, query), other.row(map, query)];
+      return mine && theirs && mine.map((weight, key) => (visible(query, key) ? weight - theirs[key] : NaN));
+    },
+  };
+}
