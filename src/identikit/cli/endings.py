@@ -47,9 +47,9 @@ class _Signals:
     def end(self, number: int, _: Any) -> None:
         """Note a signal and raise what ends a command.
 
-        Before and after the command, the process ends at once: what is raised inside the C++ of libraries that are being
-        loaded aborts it with lines of their own. A signal soon after another changes nothing: it would stop the writing
-        of what was computed.
+        Before and after the command, the process ends at once: what is raised inside the C++ of libraries that are
+        being loaded aborts it with lines of their own. A signal soon after another changes nothing: it would stop the
+        writing of what was computed.
         """
         status = 128 + number
         self.statuses.append(status)

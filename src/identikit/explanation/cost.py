@@ -92,7 +92,8 @@ def planned(
     sizes = sizes_of(model, dtype=number, device=where, revision=revision)
     if sizes.limit is not None and tokens > sizes.limit:
         raise InputError(
-            f"tokens={tokens} cannot be planned: {sizes.name} reads at most {sizes.limit} tokens. Pass a smaller number."
+            f"tokens={tokens} cannot be planned: {sizes.name} reads at most {sizes.limit} tokens. Pass a smaller "
+            "number."
         )
     process = _LOADING + _resident() if where.type == "cpu" else 0
     devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]

@@ -103,9 +103,10 @@ class FolderLock:
                     f"Cannot write to {self.folder}: {LOCK} there is a link or otherwise not a plain file of "
                     "its own. Remove it, or choose another folder with --out."
                 )
-        self._system = FileLock(path, blocking=False, thread_local=False)  # noted first: a signal may come any time
+        system = FileLock(path, blocking=False, thread_local=False)
+        self._system = system  # before it is taken: a signal may come at any time
         try:
-            self._system.acquire()
+            system.acquire()
         except Timeout:
             self._system = None
             raise self._held(self._noted()) from None

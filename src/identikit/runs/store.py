@@ -144,7 +144,7 @@ class Store:
         UNFINISHED.remove(self._end)
 
     def _leave(self, error: BaseException) -> None:
-        """Note an error, or leave nothing if nothing was computed; a folder that another process holds stays as it is."""
+        """Note an error, or leave nothing if nothing was computed; a folder that another process holds stays."""
         error.add_note(self._left())
         if self._is_new and all(map(_is_ours, self.names())):
             for name in self.names() if self._lock.is_held else ():  # while no other process can write
