@@ -210,6 +210,31 @@ def bench_runs(
     _measure("runs", partial(run, Options(model, data, data_dir, probes=probes, **chosen)), as_json)
 
 
+@bench.command("sampled")
+def bench_sampled(
+    model: option.Model = None,
+    data: Annotated[str | None, typer.Option("--data", help="A file or dataset. Default: the embedded texts.")] = None,
+    data_dir: option.DataDir = None,
+    texts: Annotated[int, typer.Option("--texts", min=1, help="How many texts: the longest that fit.")] = 10,
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="How many tokens a text has at most.")] = 45,
+    draws: Annotated[int, typer.Option("--draws", min=1, help="How often rows are drawn from each text.")] = 200,
+    shares: Annotated[
+        list[float] | None,
+        typer.Option("--share", min=0.0, max=1.0, help="Of the free rows; repeat for more. Default: 0.05 and 0.25."),
+    ] = None,
+    as_json: option.Json = False,
+) -> None:
+    """Count how often sampled numbers hold the truth.
+
+    All rows of each text are bounded; then rows are drawn from these again and again, and what verdict and page say of
+    them is compared with what is true.
+    """
+    from benchmarks.sampled import SHARES, Options, run
+
+    asked = Options(model, data, data_dir, texts, tokens, draws, tuple(shares or SHARES))
+    _measure("sampled", partial(run, asked), as_json)
+
+
 @bench.command("threads")
 def bench_threads(
     widths: Annotated[

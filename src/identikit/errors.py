@@ -9,7 +9,7 @@ offers it is left out.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 _ENDLESS_NAME = re.compile(r"(\S{60})\S{140,}?(['\"):,.]{0,3})(?!\S)")  # longer than anyone wants to read
@@ -42,6 +42,10 @@ class TooLongError(InputError):
 
 class ModelError(IdentikitError):
     """A model that cannot be loaded, is not supported, or fails its proof."""
+
+
+UNFINISHED: list[Callable[[BaseException], None]] = []
+"""What has to be left in order and is not yet, the innermost last: called with the error if a signal ends a command."""
 
 
 @dataclass(frozen=True)

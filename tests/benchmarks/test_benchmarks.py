@@ -13,7 +13,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from benchmarks import attention, attribution, intervals, inversion, runs, threads, tokens
+from benchmarks import attention, attribution, intervals, inversion, runs, sampled, threads, tokens
 from benchmarks.__main__ import bench
 from benchmarks.measure import Row, best_seconds, cuda_peak_gib, extra_mib, table, time_rows
 from benchmarks.shapes import made_up_llama, shape_of
@@ -243,6 +243,20 @@ def test_runs(saved: str, tmp_path: Path):
     assert rows["5 empty tasks, 1 worker", "local"].unit == "ms per task"
     with pytest.raises(InputError, match=r"Benchmarking runs: 'all' is not known\. Use some of texts, engines\."):
         runs.Options(parts=("all",))
+
+
+def test_sampled_numbers(saved: str, tmp_path: Path):
+    data = tmp_path / "texts.txt"
+    data.write_text("".join(" ".join(f"w{word}" for word in range(5, 5 + length)) + "\n" for length in (9, 12, 14, 70)))
+    found = named(sampled.run(sampled.Options(saved, str(data), texts=2, tokens=16, draws=3, shares=(0.2,))))
+    assert len({case for case, _ in found}) == 1
+    rows = {what: row for (_, what), row in found.items()}
+    assert rows.pop("numbers without the number of rows that they rest on").figure == 0
+    kinds = {what.partition(" of the rows: ")[0] for what in rows}
+    assert len(kinds) == 7 and len(rows) == 14 and all(row.unit == "%" and row.figure <= 100 for row in rows.values())
+    assert any("24 numbers hold" in what for what in rows)  # heads of two texts
+    with pytest.raises(InputError, match="Only 3 texts have at most 16 tokens"):
+        sampled.run(sampled.Options(saved, str(data), texts=4, tokens=16))
 
 
 def test_threads():

@@ -159,6 +159,26 @@ run(lambda: command)
     assert process.returncode == 130 and printed == "written\n" and told == "identikit: Interrupted.\n"
 
 
+def test_a_signal_that_a_destructor_swallows_is_not_lost():
+    script = """
+import signal, time
+from identikit.cli.endings import run
+class Destroyed:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+def command():
+    Destroyed()
+    print('went on', flush=True)
+    time.sleep(60)
+run(lambda: command)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        printed, told = process.communicate(timeout=20)
+    assert process.returncode == 130 and printed == "went on\n" and told == "identikit: Interrupted.\n"
+
+
 def test_a_signal_handler_is_put_back():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import identikit as ik
+from identikit.cli.endings import own_words
 from identikit.cli.main import app
 from identikit.explanation.cost import planned
 from identikit.models.load.load import _default_folder
@@ -63,6 +64,13 @@ def test_the_command_prints_words_or_json():
     given = json.loads(runner.invoke(app, ["plan", "--tokens", "16", "--json"]).stdout)
     assert given["stored"]["F32"] == given["weights"]
     assert given["peak"]["attention"] > given["weights"]
+
+
+def test_more_tokens_than_the_model_reads_are_not_planned():
+    said = CliRunner().invoke(app, ["plan", "--tokens", "513"])
+    assert said.exit_code and "--tokens 513 cannot be planned" in own_words(str(said.exception))
+    assert "reads at most 512 tokens" in str(said.exception)
+    assert planned(tokens=512).tokens == 512
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": 0}, {"dtype": "int8"}, {"model": "/no/such/folder"}])

@@ -120,8 +120,7 @@ class Stops:
         if not self.kept():
             assert not self.out.exists()
             words = "Nothing had been computed yet."
-        short = f"identikit: {word}."  # alone where the signal came as the folder was being taken or left
-        assert self.errors.read_text() in (f"{short} {words}\n", f"{short}\n")
+        assert self.errors.read_text() == f"identikit: {word}. {words}\n"
 
     def end(self) -> dict[str, str]:
         """Resume the command, let it end, and return its tables; nothing that was kept is computed again."""

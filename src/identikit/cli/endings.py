@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -21,13 +22,14 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from identikit.errors import IdentikitError, InputError, for_command_line
+from identikit.errors import UNFINISHED, IdentikitError, InputError, for_command_line
 
 FAILED = 1
 INTERNAL = 70
 INTERRUPTED = 130
 _STOPPED = {INTERRUPTED: "Interrupted", 143: "Terminated"}
 _ENDING_SECONDS = 5.0  # in which what was computed is written, and another signal changes nothing
+_AGAIN_SECONDS = 0.05  # until a signal that came in a destructor is sent again
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
 OPTIONS: ContextVar[Mapping[str, str] | None] = ContextVar("OPTIONS", default=None)
@@ -37,28 +39,43 @@ REPORT_TO: ContextVar[str | None] = ContextVar("REPORT_TO", default=None)  # the
 
 @dataclass
 class _Signals:
-    """The statuses of the signals that came, when the last did, and whether the command is still being loaded."""
+    """The statuses of the signals that came, when the last did, and whether the command runs: it can be unwound."""
 
     statuses: list[int] = field(default_factory=list)
     last: float = -math.inf
-    loading: bool = True
+    running: bool = False
 
     def end(self, number: int, _: Any) -> None:
         """Note a signal and raise what ends a command.
 
-        While libraries are loaded the process ends at once: what is raised inside their C++ aborts it with lines of
-        their own. A signal soon after another is not raised: it would stop the writing of what was computed.
+        Before and after the command, the process ends at once: what is raised inside the C++ of libraries that are
+        being loaded aborts it with lines of their own. A signal soon after another changes nothing: it would stop the
+        writing of what was computed.
         """
         status = 128 + number
         self.statuses.append(status)
-        if self.loading:
-            _tell(f"{_STOPPED[status]}.")
-            os._exit(status)
         is_another = time.monotonic() - self.last < _ENDING_SECONDS
         self.last = time.monotonic()
         if is_another:
             return
+        if not self.running:
+            _tell(f"{_STOPPED[status]}.")
+            os._exit(status)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(status)
+
+    def swallowed(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Send a signal once more if a destructor swallowed what it raised; show anything else."""
+        if not (self.statuses and isinstance(unraisable.exc_value, KeyboardInterrupt | SystemExit)):
+            sys.__unraisablehook__(unraisable)
+            return
+        self.last = -math.inf
+        again = threading.Timer(_AGAIN_SECONDS, self._again, (self.statuses.pop() - 128,))
+        again.daemon = True
+        again.start()
+
+    def _again(self, number: int) -> None:
+        if self.running:
+            os.kill(os.getpid(), number)
 
 
 def run(load: Callable[[], Callable[[], object]]) -> None:
@@ -72,17 +89,20 @@ def run(load: Callable[[], Callable[[], object]]) -> None:
             stream.reconfigure(errors="backslashreplace")
     signals = _Signals()
     handlers: dict[int, Any] = {}
+    hook = sys.unraisablehook
     with warnings.catch_warnings():
         warnings.resetwarnings()
         for category in _QUIET:
             warnings.simplefilter("ignore", category)
         warnings.showwarning = lambda message, *about, **others: _tell(own_words(str(message)))
         try:
+            sys.unraisablehook = signals.swallowed
             with suppress(ValueError):  # not in the main thread
                 for number in (signal.SIGINT, signal.SIGTERM):
                     handlers[number] = signal.signal(number, signals.end)
             status = _flushed(_status(load, signals))
         finally:
+            sys.unraisablehook = hook
             for number, handler in handlers.items():
                 signal.signal(number, handler)
     sys.exit(status)
@@ -92,10 +112,12 @@ def _status(load: Callable[[], Callable[[], object]], signals: _Signals) -> int:
     try:
         _check_folder()
         command = load()
-        signals.loading = False
+        signals.running = True
         command()
+        signals.running = False
         return 0
     except BaseException as error:
+        signals.running = False
         status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "code", None)
         if signals.statuses:  # what a signal raises may be turned into anything on its way
             status = signals.statuses[0]
@@ -112,6 +134,8 @@ def _status(load: Callable[[], Callable[[], object]], signals: _Signals) -> int:
 def _stopped(status: int, error: BaseException) -> str:
     """Say that a command was stopped, and what the outermost folder that it wrote to noted about itself."""
     words = f"{_STOPPED[status]}."
+    for finish in reversed(UNFINISHED.copy()):  # a signal may come while a folder is taken or left
+        finish(error)
     cause: BaseException | None = error
     while cause is not None:  # typer turns one error into another
         if notes := getattr(cause, "__notes__", ()):

@@ -118,7 +118,7 @@ def attention_facts(
         sink |= {"raw": raw[:, group].tolist(), "effective": effective[:, group].tolist()}
         lower, upper = ends[group]
         facts["sinks"].append(sink | {"lower": lower.ends()[0].tolist(), "upper": upper.ends()[1].tolist()})
-    estimates = _certainty(attention, sample)
+    estimates = certain_means(attention, sample)
     facts["certain"] = _overall(sample, estimates) | {"seconds": limit.seconds}
     estimates |= dict(zip(("special_lower", "special_upper"), ends[0], strict=True))
     for name, estimate in estimates.items():
@@ -136,7 +136,7 @@ def _numbers(attention: EffectiveAttention, marked: Bool[Tensor, "layer"]) -> li
     return [attention.layers[place] for place in marked.nonzero()[:, 0].tolist()]
 
 
-def _certainty(attention: EffectiveAttention, sample: RowSample) -> dict[str, Mean]:
+def certain_means(attention: EffectiveAttention, sample: RowSample) -> dict[str, Mean]:
     """Return the determined share, and in what share of rows the strongest edge is; a learned sink's weight is not."""
     fixed = (attention.null_dim == 0).cpu()
     kept = ((1 - attention.sink.double().cpu()) * fixed).sum((1, 2)) / fixed.sum((1, 2)).clamp(min=1)

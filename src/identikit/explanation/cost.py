@@ -90,6 +90,11 @@ def planned(
         raise InputError(f"dtype={dtype!r} cannot be planned: expected float32, float64, bfloat16 or float16.")
     where = checked_device(device)
     sizes = sizes_of(model, dtype=number, device=where, revision=revision)
+    if sizes.limit is not None and tokens > sizes.limit:
+        raise InputError(
+            f"tokens={tokens} cannot be planned: {sizes.name} reads at most {sizes.limit} tokens. Pass a smaller "
+            "number."
+        )
     process = _LOADING + _resident() if where.type == "cpu" else 0
     devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
     return Planned(

@@ -69,7 +69,7 @@ class FolderLock:
 
     def acquire(self) -> None:
         """Take the lock, or say who holds it."""
-        self._system = self._taken()
+        self._take_system()
         if self._system is None and (owner := self.holder()):
             raise self._held(owner)
         since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -83,13 +83,18 @@ class FolderLock:
         self._released = threading.Event()
         threading.Thread(target=self._beat, args=(self._released,), daemon=True).start()
 
-    def _taken(self) -> BaseFileLock | None:
-        """Take the system's lock, or say who holds it; None where there is none.
+    @property
+    def is_held(self) -> bool:
+        """Whether this lock holds the folder, however far `acquire` or `release` got."""
+        return (self._system is not None and self._system.is_locked) or self._is_ours(self._noted())
+
+    def _take_system(self) -> None:
+        """Take the system's lock if there is one, or say who holds it.
 
         A lock that is a link, or a second name of another file, is refused: taking it may empty what it stands for.
         """
         if not isinstance(self.files, LocalFileSystem):
-            return None
+            return
         path = Path(self.folder, LOCK)
         with suppress(FileNotFoundError):
             found = path.lstat()
@@ -98,14 +103,15 @@ class FolderLock:
                     f"Cannot write to {self.folder}: {LOCK} there is a link or otherwise not a plain file of "
                     "its own. Remove it, or choose another folder with --out."
                 )
-        lock = FileLock(path, blocking=False, thread_local=False)
+        system = FileLock(path, blocking=False, thread_local=False)
+        self._system = system  # before it is taken: a signal may come at any time
         try:
-            lock.acquire()
-            return lock
+            system.acquire()
         except Timeout:
+            self._system = None
             raise self._held(self._noted()) from None
         except (OSError, NotImplementedError):
-            return None
+            self._system = None
 
     def _beat(self, released: threading.Event) -> None:
         """Show, every minute, that the owner lives."""
@@ -147,9 +153,11 @@ class FolderLock:
             return None
         if self._system is None and Path(self.folder, LOCK).exists():
             with suppress(InputError):
-                if (system := self._taken()) is not None:
-                    system.release()
-                    return None
+                self._take_system()
+            if self._system is not None:
+                self._system.release()
+                self._system = None
+                return None
         return owner
 
     def _noted(self) -> Owner | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec import AbstractFileSystem
 
-from identikit.errors import InputError
+from identikit.errors import UNFINISHED, InputError
 from identikit.results.files import (
     Damaged,
     Sealed,
@@ -69,6 +69,8 @@ class Store:
         self.recorded = _as_json(recorded or {})
         self._lock = FolderLock(self.files, self.folder)
         self._is_held = False
+        self._is_new = False  # this process made the folder,
+        self._is_taken = False  # and wrote what the folder is
         if self.files.isfile(self.folder):
             raise InputError(f"Cannot write results to {folder}: it is a file. Choose a folder with --out.")
         if self.has(MANIFEST):
@@ -100,28 +102,26 @@ class Store:
         """Hold the folder's lock, and make the folder and its manifest if they are not there; it may be nested.
 
         After an error the folder notes it, or nothing is left if nothing was computed. Only the outermost level keeps
-        anything in mind, so a signal that comes between two levels changes nothing.
+        anything in mind, so a signal that comes between two levels changes nothing. One that comes before it has
+        taken the folder or while it leaves it does neither: the command line makes up for it.
         """
         if self._is_held:
             yield self
             return
-        self._is_held = True
+        UNFINISHED.append(self._end)
         try:
-            is_new = not self.files.exists(self.folder)
             self._take()
-            try:
-                if self._is_unused():
-                    self.write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
-                yield self
-            except BaseException as error:
-                self._leave(error, is_new=is_new)
-                raise
-        finally:
-            self._is_held = False
-            self._lock.release()
+            yield self
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end()
 
     def _take(self) -> None:
-        """Take the lock, remove what a killed writer left, and check the settings once more."""
+        """Take the lock, remove what a killed writer left, check the settings once more, and write the manifest."""
+        self._is_held = True
+        self._is_taken = False
+        self._is_new = not self.files.exists(self.folder)
         with self._explained(MANIFEST):
             self.files.makedirs(self.folder, exist_ok=True)
             self._lock.acquire()
@@ -129,16 +129,29 @@ class Store:
             if name == ERROR or _PARTIAL.fullmatch(name):  # only the lock's owner writes
                 self.remove(name)
         self._check_same_run()  # again: another process may have started meanwhile
+        self._is_taken = True
+        if self._is_unused():
+            self.write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
 
-    def _leave(self, error: BaseException, *, is_new: bool) -> None:
-        """Note an error, or leave nothing if nothing was computed."""
+    def _end(self, error: BaseException | None = None) -> None:
+        """Leave the folder, after an error or without one; what a signal cut short is done when it is called again."""
+        if self._end not in UNFINISHED:
+            return
+        if error is not None:
+            self._leave(error)
+        self._is_held = False
+        self._lock.release()
+        UNFINISHED.remove(self._end)
+
+    def _leave(self, error: BaseException) -> None:
+        """Note an error, or leave nothing if nothing was computed; a folder that another process holds stays."""
         error.add_note(self._left())
-        if is_new and all(map(_is_ours, self.names())):
-            for name in self.names():  # while no other process can write
+        if self._is_new and all(map(_is_ours, self.names())):
+            for name in self.names() if self._lock.is_held else ():  # while no other process can write
                 self.remove(name)
             with suppress(OSError):
                 self.files.rmdir(self.folder)
-        elif isinstance(error, Exception):
+        elif self._is_taken and isinstance(error, Exception):
             with suppress(InputError):  # a folder that cannot be written to
                 note = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
                 self.write(ERROR, json.dumps(note, indent=1, ensure_ascii=False).encode())

@@ -25,7 +25,7 @@ class Sizes:
     """What is known of a model before it is loaded: as much of `Model` as estimates of time and memory ask for.
 
     `blocks` are its modules on the meta device, without numbers; `stored` is the bytes of its weights by number format,
-    and `parameters` how many numbers they hold.
+    and `parameters` how many numbers they hold. `limit` is how many tokens it has positions for (None: no limit).
     """
 
     name: str
@@ -40,6 +40,7 @@ class Sizes:
     vocabulary: int
     stored: dict[str, int]
     parameters: int
+    limit: int | None
 
     @property
     def n_layers(self) -> int:
@@ -97,6 +98,7 @@ def sizes_of(model: object, *, dtype: torch.dtype, device: torch.device, revisio
         vocabulary=getattr(own, "vocab_size", 0),
         stored=dict(by_format),
         parameters=sum(parameter.numel() for parameter in whole.parameters()),
+        limit=family.limit(whole.config),
     )
 
 
