@@ -103,7 +103,6 @@ def evaluated(model: Model, options: ReadingOptions) -> Iterator[Row]:
     for test in _TESTS:
         tried[f"{test}, with mean"] = partial(evaluate, model, [text], ["mean"], tests=test)
     for what, task in tried.items():
-        task()
         yield from _timed(case, what, task, forward / 10)
         if torch.cuda.is_available():
             yield Row(case, f"{what}, peak memory", 1024 * cuda_peak_gib(task), "MiB")

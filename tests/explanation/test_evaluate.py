@@ -223,6 +223,9 @@ def test_a_text_without_sources_has_no_scores(truthful: ik.Result):
     assert found.mean.isnan().all() and "–" in str(found)
     drawn = truthful.plot()
     assert [label.get_text() for label in drawn.get_yticklabels()][-1] == "reversed"
+    table = truthful.to_latex().splitlines()
+    row = next(line for line in table if line.startswith("reversed & "))
+    assert r"\begin{tabular}{lrrrrr}" in table and row.count("&") == 5 and r"-1.00$\pm$0.00" in row
     lines = plots.change_curves(truthful).get_lines()
     assert [line.get_label() for line in lines][-2:] == ["best found", "worst found"]
 
