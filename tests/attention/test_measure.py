@@ -253,7 +253,11 @@ def test_alternatives_stay_inside_and_keep_the_order_that_is_certain(name: str, 
         assert int(found.certain_order[at]) <= seen  # what is certain is so in each of them
 
 
-@pytest.mark.parametrize(("name", "reading"), [("bert", "output share"), ("llama", "logit"), ("llama", "gradient")])
+LINEAR = [("bert", name) for name in ("attention", "value norm", "output share")]
+LINEAR += [("llama", name) for name in ("attention", "value norm", "output share", "gradient", "logit")]
+
+
+@pytest.mark.parametrize(("name", "reading"), LINEAR)
 def test_ends_and_order_of_a_row_are_those_of_linear_programs(name: str, reading: str):
     found = measured(name, reading)
     attention = attention_of(name)
@@ -277,6 +281,20 @@ def test_ends_and_order_of_a_row_are_those_of_linear_programs(name: str, reading
                 break
             count += 1
         assert int(found.certain_order[layer, head, query]) == count
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_ends_of_a_mean_are_means_of_linear_programs(name: str):
+    found = measured(name, "mean")
+    attention = attention_of(name)
+    layer, query = 1, 9
+    rows = [literal_row(attention, layer, head, query) for head in range(attention.raw.shape[1])]
+    keys = rows[0].keys.tolist()
+    for end, sign in ((found.lower, 1.0), (found.upper, -1.0)):
+        for at, key in enumerate(keys):
+            unit = sign * np.eye(len(keys))[at]
+            each = [intervals.optimum(unit, row.attention.numpy(), row.values.numpy())[at] for row in rows]
+            assert float(end[layer, query, key]) == pytest.approx(np.mean(each), abs=1e-8)
 
 
 def test_the_order_through_layers_is_that_of_all_differences():

@@ -13,7 +13,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from benchmarks import attention, attribution, intervals, inversion, runs, sampled, threads, tokens
+from benchmarks import attention, attribution, intervals, inversion, readings, runs, sampled, threads, tokens
 from benchmarks.__main__ import bench
 from benchmarks.measure import Row, best_seconds, cuda_peak_gib, extra_mib, table, time_rows
 from benchmarks.shapes import made_up_llama, shape_of
@@ -296,3 +296,13 @@ def test_a_page_has_a_size_and_frames(saved: str):
     assert rows["12 tokens", "page"].figure > 0.05
     if shutil.which("chromium"):
         assert rows["12 tokens", "frame while hovering, median"].unit == "ms"
+
+
+def test_readings_of_attention_and_tests_of_explanations(saved: str):
+    options = readings.ReadingOptions(model=saved, tokens=(6, 8), repeated=4, scores=("induction",), tested=7)
+    found = named(readings.run(options))
+    model = Path(saved).name
+    assert (f"{model}, 8 tokens", "rollout of all pairs, processor time") in found
+    assert (f"{model}, 10 tokens", "head scores, induction") in found
+    assert (f"{model}, the sample text", "explain, rollout, value norm, roles") in found
+    assert found[f"{model}, 7 tokens", "curves, with mean"].to == "forward pass"

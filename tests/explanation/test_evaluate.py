@@ -3,6 +3,7 @@
 import shutil
 import sys
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -107,13 +108,25 @@ def test_the_determined_share_is_that_of_agreement():
 # A model whose sources are known
 
 
+def integrated_gradients(model: ik.Model, text: str) -> torch.Tensor:
+    """Captum's, of each hidden vector along one drawn direction."""
+    direction = torch.randn(model.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def along(output: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda hidden: hidden[0, output] @ direction
+
+    outputs = range(len(model.encode(text)[0]))
+    found = [ik.captum_attribution(model, text, target=along(output), baseline="pad") for output in outputs]
+    return torch.stack([each.score.abs() for each in found])
+
+
 @pytest.fixture(scope="module")
 def truthful() -> ik.Result:
     model = planted.planted()
     return ik.evaluate(
         model,
         planted.TEXTS,
-        [*RIGHT, "mean"],
+        [*RIGHT, integrated_gradients, "mean"],
         tests=["curves", "leave one out"],
         truth=planted.truth(model),
         beam=2,
@@ -122,7 +135,7 @@ def truthful() -> ik.Result:
 
 
 def test_on_the_planted_model_the_right_source_wins(truthful: ik.Result):
-    for name in (*RIGHT, "mean"):
+    for name in (*RIGHT, "integrated_gradients", "mean"):
         row = truthful.sel(measure=name)
         assert float(row.sel(score="truth").mean) == 1.0, name
         assert float(row.sel(score="curves").mean) == pytest.approx(1.0, abs=2e-3), name  # the head leaks some 0.003
@@ -210,6 +223,9 @@ def test_a_text_without_sources_has_no_scores(truthful: ik.Result):
     assert found.mean.isnan().all() and "–" in str(found)
     drawn = truthful.plot()
     assert [label.get_text() for label in drawn.get_yticklabels()][-1] == "reversed"
+    table = truthful.to_latex().splitlines()
+    row = next(line for line in table if line.startswith("reversed & "))
+    assert r"\begin{tabular}{lrrrrr}" in table and row.count("&") == 5 and r"-1.00$\pm$0.00" in row
     lines = plots.change_curves(truthful).get_lines()
     assert [line.get_label() for line in lines][-2:] == ["best found", "worst found"]
 

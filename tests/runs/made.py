@@ -28,6 +28,8 @@ COMMANDS = {
     "attention": ["attention", "--intervals", "2"],
     "attribution": ["attribution", "--probes", "2"],
     "tokens": ["tokens", "--map", "naive", "--map", "ridge", "--folds", "2"],
+    "measures": ["measures", "--measure", "mean", "--measure", "rollout"],
+    "evaluate": ["evaluate", "--measure", "mean", "--measure", "token attribution", "--beam", "1", "--probes", "2"],
     "inversion": ["tokens", "--experiment", "inversion", "--noise", "0", "--noise", "1"],
     "reproduce": ["reproduce", "fig1a", "fig3a", "fig2b", "--first", "30"],
 }

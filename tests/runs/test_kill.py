@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from identikit.attention.dataset import AttentionJob
+from identikit.attention.measures_dataset import MeasuresJob
 from identikit.attribution.dataset import AttributionJob
+from identikit.explanation.evaluation_dataset import EvaluationJob
 from identikit.results.files import unseal
 from identikit.tokens.dataset import IdentifiabilityJob, InversionJob
 from tests.runs.made import COMMANDS, ended, forked, killed, save_model, save_texts, shards, tables, wait_for
@@ -25,6 +27,8 @@ JOBS: dict[str, Any] = {
     "attribution": AttributionJob,
     "tokens": IdentifiabilityJob,
     "inversion": InversionJob,
+    "measures": MeasuresJob,
+    "evaluate": EvaluationJob,
 }
 
 
@@ -147,7 +151,7 @@ def test_a_run_can_be_stopped_from_its_first_second_on(place: Path, whole: dict[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", STOPS)
-@pytest.mark.parametrize("name", ["attribution", "tokens", "inversion"])
+@pytest.mark.parametrize("name", [name for name in JOBS if name != "attention"])
 def test_every_command_can_be_stopped(place: Path, tmp_path: Path, name: str, number: int):
     found = check_stops(place, tmp_path, name, number)
     assert ended(forked(command(place, tmp_path / "whole", name))) == 0

@@ -247,12 +247,14 @@ def scored(captured: Captured, roles: Sequence[HeadRole], until: float) -> Float
             found.append(torch.full((len(_MADE), len(roles), len(heads)), torch.nan, dtype=torch.float64))
             continue
         places = [(at, head, query) for head in heads.tolist() for query in queries.tolist()]
-        objectives = (patterns * targets[..., None])[queries].repeat(len(heads), 1, 1).to(heads.device)
+        asked, place = (patterns * targets[..., None])[queries].unique(dim=1, return_inverse=True)  # some are the same
+        objectives = asked.repeat(len(heads), 1, 1).to(heads.device)
         bounding = Bounding("exact", 0.0, max(until - time.monotonic(), 1e-9))
         rows, bounds = bounds_of(captured, places, Wanted(objectives=objectives), bounding=bounding)
         effective = layer.effective(heads, queries.to(heads.device), slice(None)).double().flatten(0, 1)
         own = [(objectives @ weights[..., None])[..., 0] for weights in (rows.attention[:, : len(keys)], effective)]
-        numbers = torch.stack([*own, bounds.lower, bounds.upper, bounds.gap]).unflatten(1, (len(heads), -1))
+        numbers = torch.stack([*own, bounds.lower, bounds.upper, bounds.gap])[..., place.to(heads.device)]
+        numbers = numbers.unflatten(1, (len(heads), -1))
         count = targets[queries].sum(0).to(numbers)
         found.append((numbers.sum(2) / count).mT.masked_fill(count[:, None] == 0, torch.nan).cpu())
     return torch.stack(found, dim=2)

@@ -85,6 +85,10 @@ class Evaluation(Result):
             words.append(unchanged(dict(zip(self.axis("measure").values, last, strict=True))))
         return "\n".join(words).rstrip()
 
+    def to_latex(self) -> str:
+        """Return the scores of each measure as a LaTeX table, which needs the package booktabs."""
+        return self._table().to_latex()
+
     def plot(self, **options: Any) -> Any:
         """Draw one score of all measures with its interval, the first if none is selected."""
         from identikit import plots
