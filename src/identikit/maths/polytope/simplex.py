@@ -29,7 +29,7 @@ DRIFT = 1e-12  # a vertex that is farther from the set is computed again with a 
 STEPS = 400  # a row that needs more steps per quantity, on average, is abandoned
 _WAY: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
 # Only compiled functions call these. Without what Python would call them by, a fifth less is compiled.
-_INNER = _WAY | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_INNER: dict[str, Any] = _WAY | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 @numba.njit(**_INNER)
