@@ -28,7 +28,7 @@ from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import is_several
 
 _SOURCES = 3  # fewer sources of a token have no ranking worth a correlation
-Given = str | Callable[[Model, Any], Any]
+Given = str | Callable[[Model, object], object]
 
 
 @reporting
@@ -129,7 +129,7 @@ def named_measures(measures: object, names: Sequence[str], taken: Sequence[str] 
     return named
 
 
-def of_function(name: str, function: Callable[[Model, Any], Any], reading: Reading) -> Ranking:
+def of_function(name: str, function: Callable[[Model, object], object], reading: Reading) -> Ranking:
     """Return what a function makes of a text, of which no range is known because no alternative moves it."""
     found = called(f"measures=: {name}", function, reading.model, reading.text)
     n = len(reading.tokens)

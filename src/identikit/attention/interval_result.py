@@ -1,6 +1,6 @@
 """What `attention_intervals` and `alternative_attention` give back."""
 
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
@@ -16,6 +16,9 @@ from identikit.results.result import Fact, Result
 from identikit.results.words import percent
 from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import SOURCE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SHARP = 1e-8  # a gap that is not worth a word
 _LISTED = 4  # groups that are named in words
@@ -298,7 +301,7 @@ class AlternativeAttention(Result):
         )
         return " ".join([words, *careful_words(self.row_residual, dtype)])
 
-    def plot(self, **options: Any) -> Any:
+    def plot(self, **options: Any) -> "Axes":
         """Draw the raw and the other attention side by side."""
         from identikit import plots
 

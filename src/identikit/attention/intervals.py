@@ -134,8 +134,8 @@ def intervals_of(
     attention: EffectiveAttention,
     *,
     key: Index,
-    groups: Any,
-    weights: Any = None,
+    groups: object,
+    weights: object = None,
     bounding: Bounding,
     progress: Progress = silent,
 ) -> AttentionIntervals:

@@ -9,7 +9,6 @@ Both return what `sweep` does.
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -194,10 +193,10 @@ def _outputs(reading: Reading, first: nn.Module, vectors: Tensor, depth: int) ->
     turned = model.family.sequence_first
     outputs: list[Tensor] = []
 
-    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def enter(module: nn.Module, args: tuple[object, ...]) -> tuple[object, ...]:
         return (vectors.transpose(0, 1) if turned else vectors, *args[1:])
 
-    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def leave(module: nn.Module, args: tuple[object, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
         outputs.append(hidden.transpose(0, 1) if turned else hidden)
         if len(outputs) == depth:

@@ -32,11 +32,11 @@ HIGHEST = 5  # as binary exponent, of a scaled tangent's largest entry: float16 
 class AttributionOptions:
     """How texts are attributed; see `token_attribution`."""
 
-    probes: Any = "exact"
+    probes: int | str = "exact"
     norm: str = "frobenius"
     source: str = "before"
     precision: str = "full"
-    seed: Any = 0
+    seed: int = 0
     truncate: bool = False
     max_tokens: int | None = None
 
@@ -82,7 +82,7 @@ class Request(AttributionOptions):
 
     def count(self, d: int) -> int:
         """Return how many directions of R^d to go along."""
-        return d if self.exact else self.probes
+        return d if isinstance(self.probes, str) else self.probes
 
     def directions(self, d: int, like: Tensor) -> Float[Tensor, "direction d"]:
         """Return the directions of R^d to go along, in the dtype and at the place of `like`."""
@@ -92,7 +92,9 @@ class Request(AttributionOptions):
 
     def nothing(self, n: int, like: Tensor, *, outputs: int | None = None) -> Tensor:
         """Return the answer of a model in which none of n inputs moves anything: (layer, input, output, …)."""
-        outputs = (n if outputs is None else outputs) if self.targets is None else len(self.targets)
+        if self.targets is not None:
+            outputs = len(self.targets)
+        outputs = n if outputs is None else outputs
         directions = [] if self.exact else [self.count(0)]
         dtype = torch.promote_types(like.dtype, torch.float32)
         return torch.zeros(len(self.layers), n, outputs, *directions, dtype=dtype, device=like.device)

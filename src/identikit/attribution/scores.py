@@ -31,7 +31,7 @@ BASELINES = ("zero", "mask", "pad")
 _TOKENS_AT_ONCE = 4096  # of the copies of a text that Captum runs together
 
 
-def scores(tokens: Any, array: Any, *, name: str) -> Scores:
+def scores(tokens: object, array: object, *, name: str) -> Scores:
     """Wrap any array of scores as a Result, so that it is selected from, drawn, saved and compared like all others.
 
     - `tokens`: the tokens of the text; or another Result of the same text, which also gives its words and its model
@@ -55,7 +55,7 @@ def scores(tokens: Any, array: Any, *, name: str) -> Scores:
     return _scores(numbers, about | {"name": name, "target": None, "details": {}}, provenance)
 
 
-def _numbers(array: Any) -> Tensor:
+def _numbers(array: object) -> Tensor:
     try:
         numbers = torch.as_tensor(array).detach().cpu().clone()
     except (TypeError, ValueError, RuntimeError):

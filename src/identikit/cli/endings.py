@@ -42,7 +42,7 @@ class _Signals:
     last: float = -math.inf
     loading: bool = True
 
-    def end(self, number: int, _: Any) -> None:
+    def end(self, number: int, _: object) -> None:
         """Note a signal and raise what ends a command.
 
         While libraries are loaded the process ends at once: what is raised inside their C++ aborts it with lines of

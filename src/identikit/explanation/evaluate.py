@@ -37,7 +37,7 @@ def evaluate(
     truth: Sequence[Sequence[int]] | None = None,
     replacement: str | None = None,
     beam: int = EvaluationOptions.beam,
-    probes: Any = None,
+    probes: int | str | None = None,
     seed: int = 0,
     seconds: float | int | None = None,
     truncate: bool = False,
@@ -106,7 +106,7 @@ def evaluate(
 
 def tested(
     model: Model,
-    text: Any,
+    text: object,
     measures: Mapping[str, Given],
     options: EvaluationOptions,
     instead: Replacement,

@@ -56,7 +56,7 @@ def explain(
     model: Model,
     text: Any = None,
     *,
-    probes: Any = None,
+    probes: int | str | None = None,
     maps: TokenIdentifiability | Sequence[FittedMap] | None = None,
     measures: Sequence[str] | str = (),
     target: Any = None,
@@ -163,7 +163,7 @@ def spread(count: int) -> list[int]:
     return order
 
 
-def _asked(reading: Reading, probes: Any, limit: Limit) -> tuple[Request | Unavailable, Limit]:
+def _asked(reading: Reading, probes: int | str | None, limit: Limit) -> tuple[Request | Unavailable, Limit]:
     """Return what is asked of attribution, or why it is left out, and the limit for what is done before it.
 
     What takes some seconds by its sizes is done whatever the clock says; more than that is kept free for it.
@@ -236,7 +236,7 @@ def _explanation(
     reading: Reading,
     answers: tuple[EffectiveAttention, IdentityMap | Unavailable, TokenAttribution | Unavailable],
     arrays: dict[str, Tensor],
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     bounded: RowSample,
 ) -> Explanation:
     model = reading.model

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from identikit.errors import InputError
 from identikit.texts.text import LONGEST
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 HUB = "datasets:"
 Row = Mapping[str, object]
@@ -118,7 +121,7 @@ def line_table(path: str, *, text_of: Callable[[str], str] = str) -> TextTable:
     return TextTable(path, ("text",), ("text",), rows)
 
 
-def _first(path: str, numbered: Generator[tuple[int, Any]]) -> Any:
+def _first(path: str, numbered: Generator[tuple[int, object]]) -> Any:
     """Return the content of the first line that is not blank."""
     with closing(numbered):
         for _, content in numbered:
@@ -211,7 +214,7 @@ def _records(path: str) -> Generator[tuple[int, dict[str, object]]]:
 
 
 @contextmanager
-def _parquet_file(path: str) -> Iterator[Any]:
+def _parquet_file(path: str) -> Iterator["ParquetFile"]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 

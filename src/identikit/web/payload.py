@@ -65,7 +65,7 @@ def packed_simplex(attention: EffectiveAttention, layer: int, head: int) -> byte
 # What a file says about its result
 
 
-def _header(result: Result) -> dict[str, Any]:
+def _header(result: Result) -> dict[str, object]:
     tokens = [shown(token) for token in result.tokens]
     return {
         "format": FORMAT,
@@ -87,7 +87,7 @@ def _captured(result: Result) -> Captured | None:
     return result.source if isinstance(result.source, Captured) else None
 
 
-def _inputs(result: Result) -> dict[str, Any]:
+def _inputs(result: Result) -> dict[str, object]:
     """Return where the model was loaded from and the text, where they are known; of a folder only its own name."""
     captured = _captured(result)
     if captured is None:
@@ -131,7 +131,7 @@ def _calls(result: Result) -> dict[str, str]:
         return {}
     model = attention.source.reading.model
     text = ", truncate=True" if _is_too_long(attention.source.reading) else ""
-    usual: dict[str, Any] = asdict(EffectiveOptions())
+    usual: dict[str, object] = asdict(EffectiveOptions())
     usual |= {"layers": list(model.attention_layers), "heads": list(range(model.n_heads))}
     given = attention.provenance.settings | {"layers": list(attention.layers), "heads": list(attention.heads)}
     options = {name: given[name] for name in ("bias", "mass", "tolerance", "layers", "heads")}
@@ -165,7 +165,7 @@ def _explain_call(result: Explanation) -> str:
     return _written(given, {}) + (", target=..." if own_target else "") + (", maps=..." if own_maps else "")
 
 
-def _written(given: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+def _written(given: Mapping[str, object], usual: Mapping[str, object]) -> str:
     """Write arguments as Python does, without those that are as usual."""
     words = {"true": "True", "false": "False", "null": "None"}
     values = {name: json.dumps(value) for name, value in given.items() if name not in usual or value != usual[name]}
@@ -224,7 +224,7 @@ def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> l
         (own,) = layer.axis("layer").places
         if captured is None or captured.layers[own].call.bias is not None:
             arrays = {name: layer.read(name)[0].float() for name in ("raw", "effective")}
-            fact: dict[str, Any] = {"form": "dense"}
+            fact: dict[str, object] = {"form": "dense"}
         else:
             arrays, factored = factors(captured.layers[own], layer.axis("head").places)
             fact = {"form": "factors", **factored}
@@ -244,7 +244,7 @@ def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> l
     return facts
 
 
-def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
     """Return what heads can be found by, in the order in which it is shown, and the values by name, (layer, head).
 
     Of each, the page shows the name (`label`), the explanation (`meaning`) and the Python (`code`), the least and the
