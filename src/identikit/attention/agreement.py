@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -35,10 +35,10 @@ Given = str | Callable[[Model, object], object]
 @undisturbed()
 def agreement(
     model: Model,
-    texts: Any,
+    texts: object,
     measures: Sequence[Given] = ("mean", "norm", "rollout"),
     *,
-    target: Any = None,
+    target: object = None,
     seconds: float | int | None = None,
     truncate: bool = False,
     progress: Watched = None,

@@ -85,7 +85,7 @@ class AttentionIntervals(ProvableResult):
     epsilon = Fact("By which share of its norm the head's output may move.")
 
     @property
-    def strongest_is_certain(self) -> Any:
+    def strongest_is_certain(self) -> Float[Tensor, "*row"] | bool | None:
         """Whether the row's strongest edge is the strongest in every alternative.
 
         True, False, or None where it is not decided. For several rows, a tensor with 1, 0 and NaN.

@@ -50,10 +50,10 @@ TimedCompare = Callable[[float, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 @undisturbed()
 def attention_measure(
     model: Model | EffectiveAttention,
-    text: Any = None,
+    text: object = None,
     name: str = "rollout",
     *,
-    target: Any = None,
+    target: object = None,
     layers: Index = None,
     heads: Index = None,
     seconds: float | int | None = None,

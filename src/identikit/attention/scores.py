@@ -151,7 +151,7 @@ def sink_rate(text: ScoredText) -> Tensor:
 @undisturbed()
 def head_scores(
     model: Model | EffectiveAttention,
-    texts: Any = None,
+    texts: object = None,
     *,
     scores: Sequence[str] | str | None = None,
     layers: Index = None,

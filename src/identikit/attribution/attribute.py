@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import repeat
-from typing import Any
 
 import torch
 
@@ -42,11 +41,11 @@ _ONE_GRADIENT = "a target has one gradient, and it is exact"
 @undisturbed()
 def token_attribution(
     model: Model,
-    text: Any = None,
+    text: object = None,
     *,
-    messages: Any = None,
-    target: Any = None,
-    target_text: Any = None,
+    messages: object = None,
+    target: object = None,
+    target_text: object = None,
     generate: int | None = None,
     probes: int | str = "exact",
     norm: str = "frobenius",

@@ -23,7 +23,7 @@ from identikit.results.source import Held
 from identikit.shapes import Float, Tensor
 
 
-def attribute_output(reading: Reading, target: Any, *, source: str = "before") -> OutputAttribution:
+def attribute_output(reading: Reading, target: object, *, source: str = "before") -> OutputAttribution:
     """Attribute a target of a text to its tokens; a list holds several targets, and gives an axis of them."""
     targets = checked_targets(reading, target)
     first = targets[0]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -90,10 +91,10 @@ def _scores(numbers: Tensor, about: Mapping[str, Any], provenance: Provenance) -
 @undisturbed()
 def captum_attribution(
     model: Model,
-    text: Any,
+    text: object,
     method: str = "integrated gradients",
     *,
-    target: Any = PREDICTION,
+    target: object = PREDICTION,
     baseline: str = "zero",
     steps: int = 50,
     truncate: bool = False,
@@ -142,7 +143,7 @@ def captum_attribution(
     return Results(found) if is_several(text) else found[0]
 
 
-def _captum() -> Any:
+def _captum() -> ModuleType:
     try:
         import captum
         import captum.attr

@@ -3,7 +3,6 @@
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from identikit.attention.agreement import Given, named_measures
 from identikit.checks import as_whole, function, is_collection, known_names, real_number, shortened
@@ -29,7 +28,7 @@ _LONG = 60.0  # seconds from which on the time is said beforehand
 @undisturbed()
 def evaluate(
     model: Model,
-    texts: Any,
+    texts: object,
     measures: Sequence[Given] = EvaluationOptions.measures,
     *,
     tests: Sequence[str] | str = TESTS,

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -54,12 +53,12 @@ _VERIFYING = 2.0  # how much longer than reading a text it takes to run the mode
 @undisturbed()
 def explain(
     model: Model,
-    text: Any = None,
+    text: object = None,
     *,
     probes: int | str | None = None,
     maps: TokenIdentifiability | Sequence[FittedMap] | None = None,
     measures: Sequence[str] | str = (),
-    target: Any = None,
+    target: object = None,
     seconds: float | int | None = SECONDS,
     truncate: bool = False,
     progress: Watched = None,

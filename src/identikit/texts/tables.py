@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 import fsspec
@@ -282,7 +283,7 @@ def hub_table(name: str, columns: object, split: str | None) -> TextTable:
     return TextTable(f"{HUB}{name}", tuple(first), (), rows)
 
 
-def _load_stream(datasets: Any, name: str, split: str) -> Any:
+def _load_stream(datasets: ModuleType, name: str, split: str) -> Any:
     """Load by the whole name; if there is no such dataset, what follows the last slash may be a configuration."""
     try:
         return datasets.load_dataset(name, split=split, streaming=True)
