@@ -30,13 +30,13 @@ HIGHEST = 5  # as binary exponent, of a scaled tangent's largest entry: float16 
 
 @dataclass(frozen=True)
 class AttributionOptions:
-    """How texts are attributed; see `token_attribution`."""
+    """How texts are attributed, as it was asked for; see `token_attribution`."""
 
-    probes: int | str = "exact"
+    probes: object = "exact"
     norm: str = "frobenius"
     source: str = "before"
     precision: str = "full"
-    seed: int = 0
+    seed: object = 0
     truncate: bool = False
     max_tokens: int | None = None
 
@@ -71,6 +71,8 @@ class Request(AttributionOptions):
     `roots` are what the derivatives of each output are multiplied by before their norm is taken; None: nothing.
     """
 
+    probes: int | str = "exact"
+    seed: int = 0
     layers: tuple[int, ...] = ()
     targets: tuple[int, ...] | None = None
     roots: Float[Tensor, "output d d"] | None = field(default=None, compare=False, repr=False)
