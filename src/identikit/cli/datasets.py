@@ -134,7 +134,7 @@ class DatasetRun:
         return int(index), int(number)
 
 
-def _fitting(model: "identikit.Model", texts: list[Text], max_tokens: int | None) -> tuple[list[Text], list[int]]:
+def _fitting(model: "identikit.Model", texts: "list[Text]", max_tokens: int | None) -> "tuple[list[Text], list[int]]":
     """Return the texts that are not too long, and the numbers of the others."""
     kept = []
     skipped = []
