@@ -69,7 +69,7 @@ def own_weights(attention: EffectiveAttention, weights: object) -> dict[str, Flo
         else:
             named = {"weights": _row_weights(attention, given, weights)}
     if not named:
-        raise InputError("weights={} names no sum. Give a number for each key.")
+        raise InputError(f"weights={shortened(weights)} names no sum. Give a number for each key.")
     most = max(len(c) for c in named.values())
     return {name: c.expand(most, -1) for name, c in named.items()}
 

@@ -174,6 +174,11 @@ def sees_no_later_token(calls: Iterable[AttentionCall]) -> bool:
     return not torch.stack([call.visible().triu(1).any() for call in calls]).any()
 
 
+def needs_scale(dtype: torch.dtype) -> bool:
+    """Tell whether a dtype has so small a range that tangents are scaled."""
+    return dtype in SCALED
+
+
 def scaled(tangents: Tensor, dim: int) -> Int[Tensor, "input"]:
     """Scale each input's tangents in place so that their largest entry lies just below 2^`HIGHEST`.
 

@@ -51,7 +51,7 @@ class Limit(NamedTuple):
         """Whether there is time for work that holds up the rest: a quarter of what is left, or a second."""
         return seconds <= max(1.0, self.left() / 4)
 
-    def earlier(self, seconds: float) -> "Limit":
+    def keeping(self, seconds: float) -> "Limit":
         """Return the limit that keeps `seconds` free for later work."""
         return self._replace(started=self.started - seconds)
 

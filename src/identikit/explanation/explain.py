@@ -107,13 +107,13 @@ def explain(
     identity, limit = limit.without(lambda: _identity(reading, fitted, progress))
     attention = _attention(reading, limit, progress)
     change = attention.verify() if limit.allows(_VERIFYING * running) else None
-    attribution, earlier = _asked(reading, probes, limit)
+    attribution, limit_of_rows = _asked(reading, probes, limit)
     if names:
-        earlier = earlier.earlier(earlier.left() / 2)  # half of what rows would take
+        limit_of_rows = limit_of_rows.keeping(limit_of_rows.left() / 2)  # the other half is for measures
     told = progress if probes is not None else _until(limit, progress)
     if is_compiling():  # what bounds rows: another process needs some seconds yet
         attribution = _attributed(reading, attribution, told)
-    arrays, facts, bounded = attention_facts(attention, earlier, progress)
+    arrays, facts, bounded = attention_facts(attention, limit_of_rows, progress)
     facts["output_change"] = None if change is None else change._asdict()
     attribution = _attributed(reading, attribution, told)
     found, facts["readings"] = read_measures(attention, names, target, limit, progress)
@@ -177,7 +177,7 @@ def _asked(reading: Reading, probes: int | str | None, limit: Limit) -> tuple[Re
                 left = f"more than is left of the time limit (seconds={limit.seconds:g})"
                 taken = f"Attribution takes about {duration(seconds)}, {left}."
                 return Unavailable(f"{taken} {_offer(reading)}".strip()), limit
-            limit = limit.earlier(seconds)
+            limit = limit.keeping(seconds)
         if ahead := warning_ahead(model, [n], options):
             warnings.warn(ahead, stacklevel=4)
     except InputError as refusal:
