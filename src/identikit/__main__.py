@@ -9,6 +9,7 @@ from identikit.cli.endings import run
 
 def main() -> None:
     """Run the command line."""
+    gc.set_threshold(20_000)  # libraries make a million objects that stay: looking through them takes a second as well
     atexit.register(gc.freeze)  # memory goes with the process: Python would look through all objects for a second
     run(_load)
 

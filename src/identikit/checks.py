@@ -91,7 +91,7 @@ def function(name: str, value: object) -> Callable[..., Any]:
     return value
 
 
-def called(what: str, function: Callable[..., Any], *arguments: object) -> Any:
+def called(what: str, function: Callable[..., object], *arguments: object) -> Any:
     """Return what a user's function gives, or say that it failed: `what` did."""
     try:
         return function(*arguments)

@@ -44,7 +44,7 @@ def reporting(function: Callable[Options, Answer]) -> Callable[Options, Answer]:
     return call
 
 
-def _told(progress: Any) -> AbstractContextManager[Any]:
+def _told(progress: Any) -> AbstractContextManager[Progress]:
     if progress is False or (progress is None and not _is_watched()):
         return nullcontext(silent)
     return bars(patience=PATIENCE) if progress is None or progress is True else nullcontext(progress)

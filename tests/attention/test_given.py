@@ -76,6 +76,25 @@ def test_one_layer_needs_no_axis_of_layers(pair):
     assert given.about["causal"] == causal
 
 
+def test_heads_that_share_values_are_as_if_each_had_its_own():
+    """Also where only one set of values determines its rows: each row's rank is that of its own key-value head."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(2, 4, 4, generator=generator, dtype=torch.float64)
+    values[1, :, 2:] = values[1, :, :2]  # rank 2
+    weights = torch.rand(6, 4, 4, generator=generator, dtype=torch.float64)
+    weights /= weights.sum(-1, keepdim=True)
+    shared = ik.attention_from(values=values, weights=weights)
+    own = ik.attention_from(values=values.repeat_interleave(3, 0), weights=weights)
+    assert shared.rank[0, :, 0].tolist() == [4, 4, 4, 2, 2, 2]
+    for name in ("effective", "null_dim", "polytope_dim", "simplex"):
+        torch.testing.assert_close(shared.array(name), own.array(name), atol=1e-9, rtol=0, msg=name)
+    bounds = shared.intervals()
+    expected = own.intervals()
+    assert bool((bounds.lower < bounds.upper)[0, 3:].any())
+    torch.testing.assert_close(bounds.lower, expected.lower, atol=1e-9, rtol=0)
+    torch.testing.assert_close(bounds.upper, expected.upper, atol=1e-9, rtol=0)
+
+
 def test_a_causal_mask_has_a_name():
     attention, tensors = captured("llama")
     given = ik.attention_from(**some(tensors, "weights") | {"mask": "causal"})

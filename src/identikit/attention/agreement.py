@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -28,17 +28,17 @@ from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import is_several
 
 _SOURCES = 3  # fewer sources of a token have no ranking worth a correlation
-Given = str | Callable[[Model, Any], Any]
+Given = str | Callable[[Model, object], object]
 
 
 @reporting
 @undisturbed()
 def agreement(
     model: Model,
-    texts: Any,
+    texts: object,
     measures: Sequence[Given] = ("mean", "norm", "rollout"),
     *,
-    target: Any = None,
+    target: object = None,
     seconds: float | int | None = None,
     truncate: bool = False,
     progress: Watched = None,
@@ -129,7 +129,7 @@ def named_measures(measures: object, names: Sequence[str], taken: Sequence[str] 
     return named
 
 
-def of_function(name: str, function: Callable[[Model, Any], Any], reading: Reading) -> Ranking:
+def of_function(name: str, function: Callable[[Model, object], object], reading: Reading) -> Ranking:
     """Return what a function makes of a text, of which no range is known because no alternative moves it."""
     found = called(f"measures=: {name}", function, reading.model, reading.text)
     n = len(reading.tokens)

@@ -1,7 +1,6 @@
 """Another attention with the same output, put into the model to see that nothing changes."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +31,7 @@ ENDS = ("farther", "lower", "upper")
 @undisturbed()
 def alternative_attention(
     model: Model,
-    text: Any,
+    text: object,
     *,
     layer: Index,
     head: Index,

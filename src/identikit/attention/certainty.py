@@ -6,7 +6,7 @@ rows of a text are kept by layer and head, so texts can be gathered in any order
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -34,7 +34,7 @@ READ = ("rows", "free", "certain_mass", "strongest", "width", "certain", "undeci
 WEIGHTS = ("raw", "effective", "lower", "upper")
 
 
-def checked_rows(rows: Any) -> int | str:
+def checked_rows(rows: object) -> int | str:
     """Return how many rows per text are asked for, or raise."""
     with suppress(InputError):
         return ALL if isinstance(rows, str) and rows == ALL else whole_number("intervals", rows)

@@ -27,9 +27,9 @@ from identikit.texts.text import is_several
 @undisturbed()
 def effective_attention(
     model: Model,
-    text: Any,
+    text: object,
     *,
-    target: Any = None,
+    target: object = None,
     generate: int | None = None,
     attention: str | None = None,
     layers: Index = None,

@@ -62,7 +62,7 @@ class TensorModel:
         """Return each head's slice of the output projection."""
         return self.output_projection[layer].clone()
 
-    def provenance(self, text: Any, **settings: Any) -> Provenance:
+    def provenance(self, text: Any, **settings: object) -> Provenance:
         """Return where a result comes from: a SHA-256 of the tensors stands for the weights."""
         dtype = str(self.value.dtype).removeprefix("torch.")
         about = (self.name, None, self.weights, "none", "none", text_hash(text), dtype, str(self.value.device))
@@ -81,14 +81,14 @@ class TensorModel:
 @undisturbed()
 def attention_from(
     *,
-    values: Any,
-    weights: Any = None,
-    queries: Any = None,
-    keys: Any = None,
+    values: object,
+    weights: object = None,
+    queries: object = None,
+    keys: object = None,
     scaling: float | None = None,
-    mask: Any = None,
-    output: Any = None,
-    output_projection: Any = None,
+    mask: object = None,
+    output: object = None,
+    output_projection: object = None,
     tokens: Sequence[str] | None = None,
     source: Sequence[str] | None = None,
     name: str = "tensors",
@@ -161,7 +161,7 @@ class _Call:
 
 
 def _scores(
-    value: Tensor, weights: Any, queries: Any, keys: Any, scaling: float | None
+    value: Tensor, weights: object, queries: object, keys: object, scaling: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None, float]:
     """Return queries, keys, given weights and scaling; where weights are given, queries and keys are 0."""
     if (weights is None) == (queries is None) or (queries is None) != (keys is None):
@@ -181,7 +181,7 @@ def _scores(
     return query, key, None, usual if scaling is None else float(cast("float", real_number("scaling", scaling)))
 
 
-def _tensor(name: str, given: Any, axes: str) -> Float[Tensor, "layer head row column"]:
+def _tensor(name: str, given: object, axes: str) -> Float[Tensor, "layer head row column"]:
     """Return a copy of a tensor or array with an axis of layers; raises an InputError for what is none of numbers."""
     try:
         tensor = given.detach().clone() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
@@ -206,7 +206,7 @@ def _match(name: str, tensor: Tensor, shape: tuple[int, ...], value: Tensor) -> 
         raise InputError(f"attention_from: {name} is on {tensor.device}, and values are on {value.device}.")
 
 
-def _mask(mask: Any, shape: tuple[int, int, int], device: torch.device) -> Bool[Tensor, "layer query key"] | None:
+def _mask(mask: object, shape: tuple[int, int, int], device: torch.device) -> Bool[Tensor, "layer query key"] | None:
     """Return which keys each query sees, for every layer; None: all."""
     if mask is None:
         return None
@@ -263,7 +263,9 @@ def _check_output(output: Tensor, calls: dict[int, AttentionCall]) -> None:
 
 def _batch(argument: str, tokens: object, n: int) -> TokenBatch:
     """Return n tokens by their names, as a text alone; by position where none are given."""
-    named = list(map(str, range(n))) if tokens is None else list(tokens) if is_collection(tokens) else []
+    named: list[object] = [str(position) for position in range(n)]
+    if tokens is not None:
+        named = list(tokens) if is_collection(tokens) else []
     if len(named) != n or not all(map(is_unicode, named)):
         raise InputError(f"attention_from: {argument}={shortened(tokens)} cannot be used: expected {n} strings.")
     alone = torch.ones(1, n, dtype=torch.bool)

@@ -1,6 +1,6 @@
 """What `attention_intervals` and `alternative_attention` give back."""
 
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
@@ -17,6 +17,9 @@ from identikit.results.result import Result
 from identikit.results.words import percent
 from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import SOURCE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SHARP = 1e-8  # a gap that is not worth a word
 _LISTED = 4  # groups that are named in words
@@ -83,7 +86,7 @@ class AttentionIntervals(ProvableResult):
     epsilon = Fact("By which share of its norm the head's output may move.")
 
     @property
-    def strongest_is_certain(self) -> Any:
+    def strongest_is_certain(self) -> Float[Tensor, "*row"] | bool | None:
         """Whether the row's strongest edge is the strongest in every alternative.
 
         True, False, or None where it is not decided. For several rows, a tensor with 1, 0 and NaN.
@@ -299,7 +302,7 @@ class AlternativeAttention(Result):
         )
         return " ".join([words, *careful_words(self.row_residual, dtype)])
 
-    def plot(self, **options: Any) -> Any:
+    def plot(self, **options: Any) -> "Axes":
         """Draw the raw and the other attention side by side."""
         from identikit import plots
 

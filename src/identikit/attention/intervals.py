@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -80,14 +79,14 @@ EXACTLY = Bounding(seconds=math.inf)
 @undisturbed()
 def attention_intervals(
     model: Model,
-    text: Any,
+    text: object,
     *,
     layer: Index = None,
     head: Index = None,
     query: Index = None,
     key: Index = None,
-    groups: Any = None,
-    weights: Any = None,
+    groups: object = None,
+    weights: object = None,
     method: str = "auto",
     epsilon: float = 0.0,
     seconds: float | int | None = None,
@@ -134,8 +133,8 @@ def intervals_of(
     attention: EffectiveAttention,
     *,
     key: Index,
-    groups: Any,
-    weights: Any = None,
+    groups: object,
+    weights: object = None,
     bounding: Bounding,
     progress: Progress = silent,
 ) -> AttentionIntervals:

@@ -50,10 +50,10 @@ TimedCompare = Callable[[float, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 @undisturbed()
 def attention_measure(
     model: Model | EffectiveAttention,
-    text: Any = None,
+    text: object = None,
     name: str = "rollout",
     *,
-    target: Any = None,
+    target: object = None,
     layers: Index = None,
     heads: Index = None,
     seconds: float | int | None = None,
@@ -254,8 +254,9 @@ class MeasuredText:
         factor = torch.ones_like(weights.raw)
         if kind.factor is not None:
             factor = torch.stack([kind.factor(layer).expand(factor.shape[1:]) for layer in self._measured(kind)])
-        ends = factor * weights.lower, factor * weights.upper
-        low, high = torch.minimum(*ends), torch.maximum(*ends)
+        ends = factor * weights.lower, factor * weights.upper  # the other way round under a negative factor
+        low = torch.minimum(*ends)
+        high = torch.maximum(*ends)
         numbers = Numbers(factor * weights.raw, factor * weights.effective, low, high, factor.abs() * weights.gap)
         mean = "head" not in kind.axes
         if mean:

@@ -111,7 +111,7 @@ def measures_tables(model: Model, texts: Iterable[Text], run: Run, options: Meas
     return tables
 
 
-def measures_report(tables: Mapping[str, "DataFrame"]) -> tuple[str, dict[str, Any]]:
+def measures_report(tables: Mapping[str, "DataFrame"]) -> tuple[str, dict[str, object]]:
     """Say how much of each measure is determined: means over texts with their standard errors; and as numbers."""
     columns = {"determined": "determined share", "strongest": "strongest determined", "order": "certain order"}
     by: Any = tables["measures"].groupby("measure", sort=False)

@@ -6,7 +6,7 @@ A Result that can be proven holds a `Provable` source: what else it takes to wri
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from itertools import product
@@ -70,7 +70,7 @@ class ProofDraft:
     steps: list[dict[str, Any]] = field(default_factory=list)
     gap: float = -math.inf
     residual: float = 0.0
-    _places: dict[Any, int] = field(default_factory=dict)
+    _places: dict[Hashable, int] = field(default_factory=dict)
     _read: list[Any] = field(default_factory=list)
     _ends: list[tuple[Fraction, Fraction]] = field(default_factory=list)
     _matrices: list[list[list[Fraction]]] = field(default_factory=list)
@@ -105,7 +105,7 @@ class ProofDraft:
         """Add up earlier steps (None is 1), each with a weight of at least 0; return the step."""
         return self._add({"terms": [[weight.numerator, weight.denominator, step] for weight, step in terms]}, name)
 
-    def content(self, about: dict[str, Any]) -> bytes:
+    def content(self, about: dict[str, object]) -> bytes:
         """Return the file."""
         parts = {"values": self.values, "rows": self.rows, "steps": self.steps}
         whole = {"format": proof.VERSION, "about": plain(about), **parts}
@@ -179,7 +179,7 @@ class Provable(Held):
 
     claims: Claims
 
-    def __reduce__(self) -> tuple[type[Held], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[Held], tuple[object, ...]]:
         return Held, (self.arrays, self.dims)
 
 
@@ -244,8 +244,9 @@ def edge_claims(captured: Captured, places: Sequence[Place], wanted: Wanted, eps
             objective: list[Entry] = [(quantity, 1.0)]
             if wanted.objectives is not None:
                 given = wanted.objectives
-                c = given[row if len(given) > 1 else 0] if given.ndim == 3 else given
-                objective = [(key, number) for key, number in enumerate(c[quantity].tolist()) if number]
+                if given.ndim == 3:  # the same of all rows, or of each
+                    given = given[row if len(given) > 1 else 0]
+                objective = [(key, number) for key, number in enumerate(given[quantity].tolist()) if number]
             elif wanted.keys is not None:
                 objective = [(int(wanted.keys.nonzero()[quantity, 0]), 1.0)]
             name = f"L{layers.values[at[0]]}H{heads.values[at[1]]} {queries.name_of(at[2])} → {last.name_of(at[3])}"
@@ -265,7 +266,8 @@ def reading_claims(captured: Captured, factor: Float[Tensor, "layer head query k
         for entry, at in enumerate(product(*(range(len(axis)) for axis in result.axes))):
             places = [axis.places[i] for axis, i in zip(result.axes, at, strict=True)]
             heads = range(factor.shape[1]) if mean else [places[1]]
-            layer, query, key = shown[at[0]], *places[-2:]
+            layer = shown[at[0]]
+            query, key = places[-2:]
             asked = [
                 Asked((layer, head, query), [(key, float(factor[layer, head, query, key]))], None) for head in heads
             ]

@@ -1,7 +1,6 @@
 """What rows are bounded in: the weights of keys, what groups of keys receive, or sums with weights of one's own."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -30,7 +29,7 @@ def edges_wanted(
 
 
 def asked_of(
-    attention: EffectiveAttention, key: Index, groups: Any, weights: Any
+    attention: EffectiveAttention, key: Index, groups: object, weights: object
 ) -> tuple[Axis, Wanted, dict[str, list[int]]]:
     """Return what the selected rows are bounded in as an axis, what is asked of each row, and groups' members."""
     if sum(given is not None for given in (key, groups, weights)) > 1:
@@ -53,7 +52,7 @@ def asked_of(
 # Sums with weights of one's own
 
 
-def own_weights(attention: EffectiveAttention, weights: Any) -> dict[str, Float[Tensor, "_ key"]]:
+def own_weights(attention: EffectiveAttention, weights: object) -> dict[str, Float[Tensor, "_ key"]]:
     """Return the numbers $c$ of each sum by name, one for each key or, in as many rows as are selected, per query.
 
     All are of one shape. See `weights` in `attention_intervals`.
@@ -70,12 +69,12 @@ def own_weights(attention: EffectiveAttention, weights: Any) -> dict[str, Float[
         else:
             named = {"weights": _row_weights(attention, given, weights)}
     if not named:
-        raise InputError("weights={} names no sum. Give a number for each key.")
+        raise InputError(f"weights={shortened(weights)} names no sum. Give a number for each key.")
     most = max(len(c) for c in named.values())
     return {name: c.expand(most, -1) for name, c in named.items()}
 
 
-def _row_weights(attention: EffectiveAttention, given: Any, weights: Any) -> Float[Tensor, "_ key"]:
+def _row_weights(attention: EffectiveAttention, given: object, weights: object) -> Float[Tensor, "_ key"]:
     """Return the numbers of one sum: (1, key), or (query, key)."""
     n = len(attention.keys)
     if isinstance(given, Mapping):
@@ -95,7 +94,7 @@ def _row_weights(attention: EffectiveAttention, given: Any, weights: Any) -> Flo
     return c
 
 
-def _as_numbers(given: Any, weights: Any) -> Float[Tensor, "..."]:
+def _as_numbers(given: object, weights: object) -> Float[Tensor, "..."]:
     try:
         numbers = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -105,7 +104,7 @@ def _as_numbers(given: Any, weights: Any) -> Float[Tensor, "..."]:
     return numbers.detach().cpu().double()
 
 
-def _unusable(weights: Any, why: str) -> InputError:
+def _unusable(weights: object, why: str) -> InputError:
     return InputError(f"weights={shortened(weights)} cannot be used: {why}.")
 
 
@@ -120,7 +119,7 @@ def membership(groups: Sequence[Sequence[int]], n: int) -> Float[Tensor, "group 
     return members
 
 
-def key_groups(attention: EffectiveAttention, groups: Any) -> dict[str, list[int]]:
+def key_groups(attention: EffectiveAttention, groups: object) -> dict[str, list[int]]:
     """Return the positions of each group, by name.
 
     `groups` is a mapping from names to keys (positions or tokens, one or several), or one or several of "special" (all

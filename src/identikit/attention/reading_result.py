@@ -1,6 +1,6 @@
 """What `attention_measure`, `head_scores` and `agreement` give back."""
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -12,6 +12,9 @@ from identikit.results.measure import held, sometimes_held
 from identikit.results.result import Result
 from identikit.results.words import mean_and_error, percent
 from identikit.shapes import Float, Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _EDGE = "layer head query key"
 _WORDS = {"query": "mean", "key": "sum", "output": "mean", "input": "sum"}
@@ -196,7 +199,7 @@ class HeadScores(ProvableResult):
             lines.append(" ".join(words))
         return "\n".join(lines)
 
-    def plot(self, **options: Any) -> Any:
+    def plot(self, **options: Any) -> "Axes":
         """Draw one score of all heads, the first if none is selected, each with its range and its effective score."""
         from identikit import plots
 
@@ -256,7 +259,7 @@ class Agreement(Result):
             lines.append(f"{line} Rank correlation: {', '.join(pairs)}." if pairs else line)
         return "\n".join(lines)
 
-    def plot(self, **options: Any) -> Any:
+    def plot(self, **options: Any) -> "Axes":
         """Draw the rank correlation of each pair of measures as a map."""
         from identikit import plots
 

@@ -268,7 +268,7 @@ class EffectiveAttention(Result):
             raise InputError("verify() replaces whole rows: select layers, heads and queries, but not keys.")
         return captured.change({axis.name: axis.places for axis in self.axes})
 
-    def run_with(self, weights: Any) -> Change:
+    def run_with(self, weights: object) -> Change:
         """Run the model with other weights in place of the selected raw ones; return how much its output changed.
 
         `weights` has the shape of the selected part of `raw`, or is one number for all of it:
@@ -290,8 +290,8 @@ class EffectiveAttention(Result):
         self,
         *,
         key: Index = None,
-        groups: Any = None,
-        weights: Any = None,
+        groups: object = None,
+        weights: object = None,
         method: str = "auto",
         epsilon: float = 0.0,
         seconds: float | int | None = None,

@@ -151,7 +151,7 @@ def sink_rate(text: ScoredText) -> Tensor:
 @undisturbed()
 def head_scores(
     model: Model | EffectiveAttention,
-    texts: Any = None,
+    texts: object = None,
     *,
     scores: Sequence[str] | str | None = None,
     layers: Index = None,
@@ -296,7 +296,8 @@ def _claims(
     ends = [result.read(name) for name in ("lower", "upper")]
     _, layers, heads = result.axes
     for at in product(*(range(len(axis)) for axis in result.axes)):
-        layer, head = layers.places[at[1]], heads.places[at[2]]
+        layer = layers.places[at[1]]
+        head = heads.places[at[2]]
         means = []
         for captured, parts in zip(texts, every, strict=True):
             _, patterns, targets = parts[layer]

@@ -7,7 +7,7 @@ layer that scales or normalises what its heads bring before adding it is refused
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -74,7 +74,7 @@ def watched_run(reading: Reading) -> WatchedRun:
     handles = []
     reached = [0]
 
-    def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         shapes = [part.shape for part in (*args[:1], output) if isinstance(part, torch.Tensor)]
         if shapes == 2 * [(1, len(reading.tokens), model.d_model)]:
             calls[reached[0]].append(_ModuleCall(module, args[0][0].double(), output[0].double()))

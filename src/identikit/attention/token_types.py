@@ -5,7 +5,7 @@ source; texts are then averaged. It is not a mean per edge: a text with many com
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,7 +25,7 @@ MAPS = ("raw", "effective", "null_space")
 """The parts of attention; null_space is raw − effective (a cell "null" would be read as missing)."""
 
 
-def token_types(tokenizer: Any, tokens: Sequence[str]) -> tuple[str, ...]:
+def token_types(tokenizer: object, tokens: Sequence[str]) -> tuple[str, ...]:
     """Return the type of each token: what opens a text, what separates or closes it, period or comma, or other."""
     opening = {"[CLS]", getattr(tokenizer, "cls_token", None), getattr(tokenizer, "bos_token", None)}
     closing = {getattr(tokenizer, "sep_token", None), getattr(tokenizer, "eos_token", None)} - opening

@@ -1,7 +1,5 @@
 """A yardstick for determined weight: what it would be if the same weights had met the same values at random."""
 
-from typing import Any
-
 import torch
 
 from identikit.attention.estimate import RowSample
@@ -14,7 +12,7 @@ _LEAST = 8  # fewer say too little
 _SHARE = 20  # one row is shuffled for so many that were bounded: it may cost a twentieth of them
 
 
-def shuffled_rows(attention: EffectiveAttention, sample: RowSample, *, seed: int) -> dict[str, Any] | None:
+def shuffled_rows(attention: EffectiveAttention, sample: RowSample, *, seed: int) -> dict[str, object] | None:
     """Return how much is determined in some bounded rows, and in the same rows with their values shuffled.
 
     The weights of a row keep their sizes and its keys keep their values, but which weight goes with which value is

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import repeat
-from typing import Any
 
 import torch
 
@@ -42,19 +41,19 @@ _ONE_GRADIENT = "a target has one gradient, and it is exact"
 @undisturbed()
 def token_attribution(
     model: Model,
-    text: Any = None,
+    text: object = None,
     *,
-    messages: Any = None,
-    target: Any = None,
-    target_text: Any = None,
+    messages: object = None,
+    target: object = None,
+    target_text: object = None,
     generate: int | None = None,
-    probes: Any = "exact",
+    probes: int | str = "exact",
     norm: str = "frobenius",
     layers: Index = None,
     targets: Index = None,
     source: str = "before",
     precision: str = "full",
-    seed: Any = 0,
+    seed: int = 0,
     truncate: bool = False,
     max_tokens: int | None = None,
     progress: Watched = None,
@@ -111,7 +110,7 @@ def _inputs(reading: Reading) -> int:
     return len(inputs_of(reading)["tokens"])
 
 
-def _outputs(texts: Sequence[Reading], target: Any, options: Request, progress: Progress) -> list[OutputAttribution]:
+def _outputs(texts: Sequence[Reading], target: object, options: Request, progress: Progress) -> list[OutputAttribution]:
     for name in ("probes", "norm", "precision", "seed"):
         value = getattr(options, name)
         no_effect(name, None if value == getattr(AttributionOptions, name) else value, _ONE_GRADIENT)

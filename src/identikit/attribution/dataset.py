@@ -153,7 +153,7 @@ def frames(whole: Mixing) -> dict[str, "DataFrame"]:
 
     layers = range(len(whole.own))
 
-    def box(values: Tensor) -> dict[str, Any]:
+    def box(values: Tensor) -> dict[str, object]:
         return dict(zip(("low", "lower", "median", "upper", "high"), values.T.numpy(), strict=True))
 
     own = {"layer": layers, **box(boxes(whole.own)), "outweighed": whole.outweighed_share().numpy()}

@@ -23,7 +23,7 @@ from identikit.results.source import Held
 from identikit.shapes import Float, Tensor
 
 
-def attribute_output(reading: Reading, target: Any, *, source: str = "before") -> OutputAttribution:
+def attribute_output(reading: Reading, target: object, *, source: str = "before") -> OutputAttribution:
     """Attribute a target of a text to its tokens; a list holds several targets, and gives an axis of them."""
     targets = checked_targets(reading, target)
     first = targets[0]
@@ -53,9 +53,9 @@ def attribute_output(reading: Reading, target: Any, *, source: str = "before") -
     return OutputAttribution(axes, Held(arrays, dict.fromkeys(arrays, ("target", "input"))), provenance, about)
 
 
-def checked_targets(reading: Reading, target: Any) -> list[Target]:
+def checked_targets(reading: Reading, target: object) -> list[Target]:
     """Return one target, or those of a list, of one text; refuse those that cannot stand side by side."""
-    several: Sequence[Any] = target if isinstance(target, list) else [target]
+    several: Sequence[object] = target if isinstance(target, list) else [target]
     if not several:
         raise InputError("target=[] cannot be used: the list is empty. Give at least one target.")
     reading = run_once(reading)

@@ -9,13 +9,11 @@ Both return what `sweep` does.
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 from torch.func import vjp, vmap
 
-from identikit.attribution import request as shared
 from identikit.attribution.request import (
     Request,
     Tick,
@@ -24,6 +22,7 @@ from identikit.attribution.request import (
     forward,
     forward_mode,
     in_chunks,
+    needs_scale,
     scaled,
     sees_no_later_token,
 )
@@ -64,7 +63,7 @@ def _by_block(reading: Reading, options: Request, chunk: int, tick: Tick) -> Ten
             exponent = torch.zeros(last - first, dtype=torch.int32, device=start.device)
             for layer, block in enumerate(split.blocks[: max(options.layers) + 1]):
                 _push(block, before, moved.flatten(0, 1))
-                if moved.dtype in shared.SCALED:
+                if needs_scale(moved.dtype):
                     exponent += scaled(moved, dim=0)
                 if layer in options.layers:
                     tangents = moved[:, :, 0].permute(2, 3, 0, 1)[outputs]
@@ -162,7 +161,7 @@ def reverse(reading: Reading, options: Request, *, chunk: int, tick: Tick) -> Te
         answer = options.nothing(n, x)
         summed = options.norm == "sum"
         directions = x.new_ones(1, model.d_model) if summed else options.directions(model.d_model, x)
-        lengths = replace(options, norm="frobenius") if summed else options
+        measured_as = replace(options, norm="frobenius") if summed else options  # of one direction: its length
 
         def run(vectors: Tensor, layer: int) -> Tensor:
             hidden = vectors if options.source == "after" else split.tail(vectors)
@@ -177,7 +176,7 @@ def reverse(reading: Reading, options: Request, *, chunk: int, tick: Tick) -> Te
                 rows = torch.einsum("jn,bd->jbnd", at, directions).flatten(0, 1).unsqueeze(1)
                 gradients = vmap(lambda row: pull(row)[0][0], chunk_size=at_once(x, model.n_heads))(rows)  # noqa: B023
                 blocks = gradients.unflatten(0, (last - first, -1)).permute(2, 3, 0, 1)  # each block transposed
-                answer[index, :, first:last] = lengths.measure(blocks).transpose(0, 1)
+                answer[index, :, first:last] = measured_as.measure(blocks).transpose(0, 1)
             tick(last - first)
 
         in_chunks(len(targets), chunk, work)
@@ -194,10 +193,10 @@ def _outputs(reading: Reading, first: nn.Module, vectors: Tensor, depth: int) ->
     turned = model.family.sequence_first
     outputs: list[Tensor] = []
 
-    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def enter(module: nn.Module, args: tuple[object, ...]) -> tuple[object, ...]:
         return (vectors.transpose(0, 1) if turned else vectors, *args[1:])
 
-    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def leave(module: nn.Module, args: tuple[object, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
         outputs.append(hidden.transpose(0, 1) if turned else hidden)
         if len(outputs) == depth:

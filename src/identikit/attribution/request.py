@@ -30,13 +30,13 @@ HIGHEST = 5  # as binary exponent, of a scaled tangent's largest entry: float16 
 
 @dataclass(frozen=True)
 class AttributionOptions:
-    """How texts are attributed; see `token_attribution`."""
+    """How texts are attributed, as it was asked for; see `token_attribution`."""
 
-    probes: Any = "exact"
+    probes: object = "exact"
     norm: str = "frobenius"
     source: str = "before"
     precision: str = "full"
-    seed: Any = 0
+    seed: object = 0
     truncate: bool = False
     max_tokens: int | None = None
 
@@ -71,6 +71,8 @@ class Request(AttributionOptions):
     `roots` are what the derivatives of each output are multiplied by before their norm is taken; None: nothing.
     """
 
+    probes: int | str = "exact"
+    seed: int = 0
     layers: tuple[int, ...] = ()
     targets: tuple[int, ...] | None = None
     roots: Float[Tensor, "output d d"] | None = field(default=None, compare=False, repr=False)
@@ -82,7 +84,7 @@ class Request(AttributionOptions):
 
     def count(self, d: int) -> int:
         """Return how many directions of R^d to go along."""
-        return d if self.exact else self.probes
+        return d if isinstance(self.probes, str) else self.probes
 
     def directions(self, d: int, like: Tensor) -> Float[Tensor, "direction d"]:
         """Return the directions of R^d to go along, in the dtype and at the place of `like`."""
@@ -92,7 +94,9 @@ class Request(AttributionOptions):
 
     def nothing(self, n: int, like: Tensor, *, outputs: int | None = None) -> Tensor:
         """Return the answer of a model in which none of n inputs moves anything: (layer, input, output, …)."""
-        outputs = (n if outputs is None else outputs) if self.targets is None else len(self.targets)
+        if self.targets is not None:
+            outputs = len(self.targets)
+        outputs = n if outputs is None else outputs
         directions = [] if self.exact else [self.count(0)]
         dtype = torch.promote_types(like.dtype, torch.float32)
         return torch.zeros(len(self.layers), n, outputs, *directions, dtype=dtype, device=like.device)
@@ -168,6 +172,11 @@ def first_tangents(
 def sees_no_later_token(calls: Iterable[AttentionCall]) -> bool:
     """Tell whether no token sees a later one in any of these layers: the tangents of earlier tokens then stay 0."""
     return not torch.stack([call.visible().triu(1).any() for call in calls]).any()
+
+
+def needs_scale(dtype: torch.dtype) -> bool:
+    """Tell whether a dtype has so small a range that tangents are scaled."""
+    return dtype in SCALED
 
 
 def scaled(tangents: Tensor, dim: int) -> Int[Tensor, "input"]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from math import isnan, nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from identikit.errors import InputError
 from identikit.maths.mixing import outweighed, own_contribution
@@ -14,6 +14,9 @@ from identikit.results.result import Result
 from identikit.results.words import mean_and_error, percent
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import SOURCE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _LISTED = 5  # how many targets print names
 
@@ -209,7 +212,7 @@ class OutputAttribution(Result):
             sentences.append(f"And {len(axis) - _LISTED} more.")
         return " ".join(sentences)
 
-    def plot(self, **options: Any) -> Any:
+    def plot(self, **options: Any) -> "Axes":
         """Draw what each input contributes: as bars, or for several outputs as a map."""
         from identikit import plots
 
@@ -253,7 +256,7 @@ class Scores(Result):
         missed = "" if gap is None else f" Their sum misses the difference from the baseline by {abs(gap):.2g}."
         return f"Largest scores{of_target} ({self.name}): {', '.join(largest)}.{missed}"
 
-    def plot(self, **options: Any) -> Any:
+    def plot(self, **options: Any) -> "Axes":
         """Draw the scores: bars where they are of tokens, and a map where they are of pairs; of layers, the last."""
         from identikit import plots
 

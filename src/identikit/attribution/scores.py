@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ BASELINES = ("zero", "mask", "pad")
 _TOKENS_AT_ONCE = 4096  # of the copies of a text that Captum runs together
 
 
-def scores(tokens: Any, array: Any, *, name: str) -> Scores:
+def scores(tokens: object, array: object, *, name: str) -> Scores:
     """Wrap any array of scores as a Result, so that it is selected from, drawn, saved and compared like all others.
 
     - `tokens`: the tokens of the text; or another Result of the same text, which also gives its words and its model
@@ -55,7 +56,7 @@ def scores(tokens: Any, array: Any, *, name: str) -> Scores:
     return _scores(numbers, about | {"name": name, "target": None, "details": {}}, provenance)
 
 
-def _numbers(array: Any) -> Tensor:
+def _numbers(array: object) -> Tensor:
     try:
         numbers = torch.as_tensor(array).detach().cpu().clone()
     except (TypeError, ValueError, RuntimeError):
@@ -90,10 +91,10 @@ def _scores(numbers: Tensor, about: Mapping[str, Any], provenance: Provenance) -
 @undisturbed()
 def captum_attribution(
     model: Model,
-    text: Any,
+    text: object,
     method: str = "integrated gradients",
     *,
-    target: Any = PREDICTION,
+    target: object = PREDICTION,
     baseline: str = "zero",
     steps: int = 50,
     truncate: bool = False,
@@ -142,7 +143,7 @@ def captum_attribution(
     return Results(found) if is_several(text) else found[0]
 
 
-def _captum() -> Any:
+def _captum() -> ModuleType:
     try:
         import captum
         import captum.attr

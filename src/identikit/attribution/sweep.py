@@ -14,7 +14,6 @@ from math import prod
 
 import torch
 
-from identikit.attribution import request as shared
 from identikit.attribution.derivative import agreeing, block_derivatives
 from identikit.attribution.request import (
     Request,
@@ -22,6 +21,7 @@ from identikit.attribution.request import (
     first_tangents,
     forward_mode,
     in_chunks,
+    needs_scale,
     scaled,
     sees_no_later_token,
 )
@@ -122,7 +122,7 @@ class _Chunk:
         """Push the tangents through the next block."""
         block = block.after(self._before, KEYS if self._start.is_cuda else 1)
         moved = self._through(block, scratch)
-        if moved.dtype in shared.SCALED:
+        if needs_scale(moved.dtype):
             for _ in range(TRIES - 1):
                 if moved.isfinite().all():
                     break
@@ -144,7 +144,7 @@ class _Chunk:
             targets = torch.tensor(asked.targets, device=moved.device)
             felt = (targets >= self._before).nonzero().squeeze(1)
             moved = moved[targets[felt] - self._before]
-        exponent = self._exponent if moved.dtype in shared.SCALED else None
+        exponent = self._exponent if needs_scale(moved.dtype) else None
         answer[self.first : self.last, felt] = asked.measure(
             moved.unflatten(-1, (self.last - self.first, -1)), exponent, felt=felt
         )

@@ -23,8 +23,10 @@ from identikit.results.words import percent
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from identikit.texts.text import Text
+
 Tables = dict[str, Any]  # data frames by name; pandas is imported when they are made
-Report = Callable[[Tables], tuple[str, dict[str, Any]]]  # what tables say, in words and as numbers
+Report = Callable[[Tables], tuple[str, dict[str, object]]]  # what tables say, in words and as numbers
 COMMANDS: dict[str, Callable[..., None]] = {}
 """The commands over a dataset, by name."""
 
@@ -61,7 +63,7 @@ class DatasetRun:
         ),
     ] = None
     as_json: option.Json = False
-    given: dict[str, Any] = field(default_factory=dict)  # all of the command's arguments, noted for `resume`
+    given: dict[str, object] = field(default_factory=dict)  # all of the command's arguments, noted for `resume`
 
     def do(
         self,
@@ -71,7 +73,7 @@ class DatasetRun:
         gather: Callable[..., Any],
         tables: Callable[..., Tables],
         report: Report,
-        also: Mapping[str, Any] = MappingProxyType({}),
+        also: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         """Compute a command's tables into the folder, with progress, and print what `report` says of them.
 
@@ -132,7 +134,7 @@ class DatasetRun:
         return int(index), int(number)
 
 
-def _fitting(model: "identikit.Model", texts: list[Any], max_tokens: int | None) -> tuple[list[Any], list[int]]:
+def _fitting(model: "identikit.Model", texts: "list[Text]", max_tokens: int | None) -> "tuple[list[Text], list[int]]":
     """Return the texts that are not too long, and the numbers of the others."""
     kept = []
     skipped = []
@@ -193,12 +195,12 @@ def attention(
     run.do("attention", options, gather=attention_statistics, tables=attention_tables, report=_attention_report)
 
 
-def _attention_report(tables: Tables) -> tuple[str, dict[str, Any]]:
+def _attention_report(tables: Tables) -> tuple[str, dict[str, object]]:
     from identikit.attention.certainty import length_table
 
     overall = tables["correlation"]["pearson"]
     null = tables["null_dimension"]
-    numbers: dict[str, Any] = {
+    numbers: dict[str, object] = {
         "texts": len(overall),
         "correlation": float(overall.mean()),
         "null_dim": int(null["greatest"].max()),
@@ -273,7 +275,7 @@ def attribution(
     )
 
 
-def _attribution_report(probes: int | str | None, norm: str, tables: Tables) -> tuple[str, dict[str, Any]]:
+def _attribution_report(probes: int | str | None, norm: str, tables: Tables) -> tuple[str, dict[str, object]]:
     own = tables["own"]
     first = own.iloc[0]
     last = own.iloc[-1]
@@ -375,7 +377,7 @@ def tokens(
     run.do("tokens", options, gather=identifiability_rates, tables=identifiability_tables, report=_rates_report)
 
 
-def _rates_report(tables: Tables) -> tuple[str, dict[str, Any]]:
+def _rates_report(tables: Tables) -> tuple[str, dict[str, object]]:
     summary = tables["summary"]
     final = summary["layer"].max()
     last = summary[(summary["layer"] == final) & (summary["test_layer"] == final)]
@@ -383,7 +385,7 @@ def _rates_report(tables: Tables) -> tuple[str, dict[str, Any]]:
     return f"Recovered from layer {final}: {rates}.", {"rates": summary.to_dict("records")}
 
 
-def _inversion_report(tables: Tables) -> tuple[str, dict[str, Any]]:
+def _inversion_report(tables: Tables) -> tuple[str, dict[str, object]]:
     rates = tables["inversion"]
     final = rates["layer"].max()
     words = "; ".join(

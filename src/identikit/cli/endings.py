@@ -45,7 +45,7 @@ class _Signals:
     last: float = -math.inf
     running: bool = False
 
-    def end(self, number: int, _: Any) -> None:
+    def end(self, number: int, _: object) -> None:
         """Note a signal and raise what ends a command.
 
         Before and after the command, the process ends at once: what is raised inside the C++ of libraries that are

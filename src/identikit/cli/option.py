@@ -57,6 +57,6 @@ Address = Annotated[
 Gpus = Annotated[float, typer.Option("--gpus-per-worker", min=0.0, help="GPUs per Ray worker.")]
 
 
-def once(value: Any) -> Any:
+def once(value: object) -> Any:
     """Return what a repeated option was given, each value once: a second one would count every text twice."""
     return list(dict.fromkeys(value)) if isinstance(value, list) else value

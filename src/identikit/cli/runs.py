@@ -66,7 +66,7 @@ def resume(
             f"`identikit resume {next(iter(parts.values()))}`, and then run `identikit merge {folder}`."
         )
     noted = noted_command(folder)
-    chosen: dict[str, Any] = {"engine": engine, "workers": workers, "address": address, "gpus": gpus or None}
+    chosen: dict[str, object] = {"engine": engine, "workers": workers, "address": address, "gpus": gpus or None}
     changes = chosen if engine else {name: value for name, value in chosen.items() if value is not None}
     if noted.arguments.get("address") and "address" not in changes:
         raise InputError(

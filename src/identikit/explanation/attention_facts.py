@@ -51,7 +51,7 @@ class Limit(NamedTuple):
         """Whether there is time for work that holds up the rest: a quarter of what is left, or a second."""
         return seconds <= max(1.0, self.left() / 4)
 
-    def earlier(self, seconds: float) -> "Limit":
+    def keeping(self, seconds: float) -> "Limit":
         """Return the limit that keeps `seconds` free for later work."""
         return self._replace(started=self.started - seconds)
 
@@ -71,7 +71,7 @@ class Limit(NamedTuple):
 
 def attention_facts(
     attention: EffectiveAttention, limit: Limit, progress: Progress
-) -> tuple[dict[str, Tensor], dict[str, Any], RowSample]:
+) -> tuple[dict[str, Tensor], dict[str, object], RowSample]:
     """Return the arrays by layer and the other facts on attention, and the bounded rows that all of them rest on."""
     special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
     tokens = candidates(attention)
@@ -157,9 +157,9 @@ def _reachable(attention: EffectiveAttention, limit: Limit) -> Float[Tensor, "la
     return attention.reachable_dim.double().mean((1, 2))
 
 
-def _overall(sample: RowSample, certain: Mapping[str, Mean]) -> dict[str, Any]:
+def _overall(sample: RowSample, certain: Mapping[str, Mean]) -> dict[str, object]:
     """Return how much is determined overall, with standard errors, and how many rows that was read from."""
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     for name, by_layer in zip(("mass", "strongest"), certain.values(), strict=True):
         mean = by_layer.overall()
         facts[name], facts[f"{name}_stderr"] = known_numbers([float(mean.mean), float(mean.stderr)])
@@ -273,10 +273,17 @@ def group_bounds(sample: RowSample, group: int, raw: Float[Tensor, "layer"]) -> 
     weight, lower, upper = sample.bounded.groups[:, :, group].unbind(1)
     below = mean_over_rows(sample, weight - lower, 0.0)
     above = mean_over_rows(sample, upper - weight, 0.0)
-    least, most = (raw - below.most).clamp(min=0), (raw - below.least).clamp(min=0)
-    lower = below._replace(mean=(raw - below.mean).clamp(min=0), least=least, most=most)
-    least, most = (raw + above.least).clamp(max=1), (raw + above.most).clamp(max=1)
-    return lower, above._replace(mean=(raw + above.mean).clamp(max=1), least=least, most=most)
+    end = below._replace(
+        mean=(raw - below.mean).clamp(min=0),
+        least=(raw - below.most).clamp(min=0),  # what is farthest below is least
+        most=(raw - below.least).clamp(min=0),
+    )
+    other_end = above._replace(
+        mean=(raw + above.mean).clamp(max=1),
+        least=(raw + above.least).clamp(max=1),
+        most=(raw + above.most).clamp(max=1),
+    )
+    return end, other_end
 
 
 def least_certain(sample: RowSample) -> list[dict[str, Any]]:
@@ -295,9 +302,9 @@ def outside(sample: RowSample, pearson: Float[Tensor, "layer head"]) -> list[dic
     return _largest(sample, beyond.masked_fill(alike[:, None], 0.0))
 
 
-def _largest(sample: RowSample, sizes: Float[Tensor, "row key"]) -> list[dict[str, Any]]:
+def _largest(sample: RowSample, sizes: Float[Tensor, "row key"]) -> list[dict[str, object]]:
     rows = sample.bounded
-    edges: dict[tuple[int, int], dict[str, Any]] = {}
+    edges: dict[tuple[int, int], dict[str, object]] = {}
     largest, keys = sizes.max(1)
     for row in largest.argsort(descending=True, stable=True).tolist():
         if float(largest[row]) < VISIBLE or len(edges) == EDGES_NAMED:

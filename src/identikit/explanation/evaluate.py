@@ -3,7 +3,6 @@
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from identikit.attention.agreement import Given, named_measures
 from identikit.checks import as_whole, function, is_collection, known_names, real_number, shortened
@@ -29,7 +28,7 @@ _LONG = 60.0  # seconds from which on the time is said beforehand
 @undisturbed()
 def evaluate(
     model: Model,
-    texts: Any,
+    texts: object,
     measures: Sequence[Given] = EvaluationOptions.measures,
     *,
     tests: Sequence[str] | str = TESTS,
@@ -37,7 +36,7 @@ def evaluate(
     truth: Sequence[Sequence[int]] | None = None,
     replacement: str | None = None,
     beam: int = EvaluationOptions.beam,
-    probes: Any = None,
+    probes: int | str | None = None,
     seed: int = 0,
     seconds: float | int | None = None,
     truncate: bool = False,
@@ -106,7 +105,7 @@ def evaluate(
 
 def tested(
     model: Model,
-    text: Any,
+    text: object,
     measures: Mapping[str, Given],
     options: EvaluationOptions,
     instead: Replacement,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -76,7 +76,7 @@ def evaluation_tables(
     numbers = evaluation_statistics(model, texts, run, options)
     measures = (*options.measures, *BASELINES)
 
-    def frame(arrays: Mapping[str, Tensor], **places: Sequence[Any]) -> DataFrame:
+    def frame(arrays: Mapping[str, Tensor], **places: Sequence[object]) -> DataFrame:
         index = MultiIndex.from_product(list(places.values()), names=list(places)).to_frame(index=False)
         return DataFrame(index.assign(**{name: array.flatten().numpy() for name, array in arrays.items()}))
 
@@ -102,7 +102,7 @@ def evaluation_tables(
     return tables
 
 
-def evaluation_report(options: EvaluationOptions, tables: Mapping[str, "DataFrame"]) -> tuple[str, dict[str, Any]]:
+def evaluation_report(options: EvaluationOptions, tables: Mapping[str, "DataFrame"]) -> tuple[str, dict[str, object]]:
     """Say how each measure fares, as means over texts with their standard errors; and as numbers."""
     rows = tables["summary"].set_index(["measure", "score"])
     pairs = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from identikit.results.source import Held
 from identikit.results.words import Column, Table, counted, mean_and_error, means_of
 from identikit.shapes import Tensor
 from identikit.texts.text import ReadText
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _UNCHANGED = 0.9  # rank correlation with itself, from which on a measure has not changed
 _SCORE = "measure score"
@@ -89,7 +92,7 @@ class Evaluation(Result):
         """Return the scores of each measure as a LaTeX table, which needs the package booktabs."""
         return self._table().to_latex()
 
-    def plot(self, **options: Any) -> Any:
+    def plot(self, **options: Any) -> "Axes":
         """Draw one score of all measures with its interval, the first if none is selected."""
         from identikit import plots
 
@@ -119,7 +122,7 @@ def gathered(
     texts: list[ReadText],
     numbers: Sequence[Mapping[str, Tensor]],
     options: EvaluationOptions,
-    about: Mapping[str, Any],
+    about: Mapping[str, object],
 ) -> Evaluation:
     """Return the result of texts from the numbers of each."""
     measures = (*options.measures, *BASELINES)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -54,12 +53,12 @@ _VERIFYING = 2.0  # how much longer than reading a text it takes to run the mode
 @undisturbed()
 def explain(
     model: Model,
-    text: Any = None,
+    text: object = None,
     *,
-    probes: Any = None,
+    probes: int | str | None = None,
     maps: TokenIdentifiability | Sequence[FittedMap] | None = None,
     measures: Sequence[str] | str = (),
-    target: Any = None,
+    target: object = None,
     seconds: float | int | None = SECONDS,
     truncate: bool = False,
     progress: Watched = None,
@@ -108,13 +107,13 @@ def explain(
     identity, limit = limit.without(lambda: _identity(reading, fitted, progress))
     attention = _attention(reading, limit, progress)
     change = attention.verify() if limit.allows(_VERIFYING * running) else None
-    attribution, earlier = _asked(reading, probes, limit)
+    attribution, limit_of_rows = _asked(reading, probes, limit)
     if names:
-        earlier = earlier.earlier(earlier.left() / 2)  # half of what rows would take
+        limit_of_rows = limit_of_rows.keeping(limit_of_rows.left() / 2)  # the other half is for measures
     told = progress if probes is not None else _until(limit, progress)
     if is_compiling():  # what bounds rows: another process needs some seconds yet
         attribution = _attributed(reading, attribution, told)
-    arrays, facts, bounded = attention_facts(attention, earlier, progress)
+    arrays, facts, bounded = attention_facts(attention, limit_of_rows, progress)
     facts["output_change"] = None if change is None else change._asdict()
     attribution = _attributed(reading, attribution, told)
     found, facts["readings"] = read_measures(attention, names, target, limit, progress)
@@ -163,7 +162,7 @@ def spread(count: int) -> list[int]:
     return order
 
 
-def _asked(reading: Reading, probes: Any, limit: Limit) -> tuple[Request | Unavailable, Limit]:
+def _asked(reading: Reading, probes: int | str | None, limit: Limit) -> tuple[Request | Unavailable, Limit]:
     """Return what is asked of attribution, or why it is left out, and the limit for what is done before it.
 
     What takes some seconds by its sizes is done whatever the clock says; more than that is kept free for it.
@@ -178,7 +177,7 @@ def _asked(reading: Reading, probes: Any, limit: Limit) -> tuple[Request | Unava
                 left = f"more than is left of the time limit (seconds={limit.seconds:g})"
                 taken = f"Attribution takes about {duration(seconds)}, {left}."
                 return Unavailable(f"{taken} {_offer(reading)}".strip()), limit
-            limit = limit.earlier(seconds)
+            limit = limit.keeping(seconds)
         if ahead := warning_ahead(model, [n], options):
             warnings.warn(ahead, stacklevel=4)
     except InputError as refusal:
@@ -236,7 +235,7 @@ def _explanation(
     reading: Reading,
     answers: tuple[EffectiveAttention, IdentityMap | Unavailable, TokenAttribution | Unavailable],
     arrays: dict[str, Tensor],
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     bounded: RowSample,
 ) -> Explanation:
     model = reading.model

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -82,7 +82,7 @@ class EvaluationOptions:
     target: str | None = None
     replacement: str | None = None
     beam: int = 5
-    probes: Any = None
+    probes: int | str | None = None
     seed: int = 0
     truncate: bool = False
     max_tokens: int | None = None

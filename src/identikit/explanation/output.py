@@ -1,7 +1,6 @@
 """Which tokens an output comes from, as `explain(target=…)` says it."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from identikit.attribution.result import OutputAttribution
 from identikit.checks import as_whole
@@ -11,7 +10,7 @@ from identikit.results.words import Block, Column, Heading, Paragraph, Table, pe
 _NAMED = 8  # of the tokens that an output comes from
 
 
-def output_facts(outputs: OutputAttribution, target: Any) -> dict[str, Any]:
+def output_facts(outputs: OutputAttribution, target: object) -> dict[str, object]:
     """Return the facts about each output: its value, and the tokens that contribute most, with their signs.
 
     `target` is the one that was asked for, or None if that is not a word or a number.

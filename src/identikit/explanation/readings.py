@@ -49,7 +49,7 @@ def checked_names(measures: Sequence[str] | str) -> tuple[str, ...]:
     return known_names("measures", measures, tuple(offered.name for offered in OFFERED))
 
 
-def check_target(reading: Reading, names: Sequence[str], target: Any) -> None:
+def check_target(reading: Reading, names: Sequence[str], target: object) -> None:
     """Refuse a target that one of the measures cannot take."""
     aimed = [READINGS[name] for name in names if name in READINGS and READINGS[name].needs_target]
     if target is not None and aimed:
@@ -59,13 +59,13 @@ def check_target(reading: Reading, names: Sequence[str], target: Any) -> None:
 
 
 def read_measures(
-    attention: EffectiveAttention, names: Sequence[str], target: Any, limit: Limit, progress: Progress
-) -> tuple[dict[str, AnyReading], dict[str, dict[str, Any]]]:
+    attention: EffectiveAttention, names: Sequence[str], target: object, limit: Limit, progress: Progress
+) -> tuple[dict[str, AnyReading], dict[str, dict[str, object]]]:
     """Take the named readings of captured attention within the limit; return them, and the facts about each."""
     until = math.inf if limit.seconds is None else limit.started + _BEYOND * limit.seconds
     measured = MeasuredText(attention.captured(), target, until, progress)
     found: dict[str, AnyReading] = {}
-    facts: dict[str, dict[str, Any]] = {}
+    facts: dict[str, dict[str, object]] = {}
     for name in names:
         try:
             if time.monotonic() >= until:
@@ -99,10 +99,10 @@ def _read(measured: MeasuredText, name: str) -> AttentionMeasure | HeadScores:
     return measured.overall(kind)
 
 
-def _survives(measure: AttentionMeasure, until: float) -> dict[str, Any]:
+def _survives(measure: AttentionMeasure, until: float) -> dict[str, object]:
     """Return how much of a reading is determined; of what was not bounded in time, and of outer bounds, at least."""
     late = float(measure.gap.isnan().double().mean())
-    facts: dict[str, Any] = {"exact": bool(measure.exact), "through": measure.through, "late": late}
+    facts: dict[str, object] = {"exact": bool(measure.exact), "through": measure.through, "late": late}
     if late or time.monotonic() >= until:
         unknown = dict.fromkeys(("strongest", "order", "undecided", "order_undecided"))
         return facts | {"determined": float(measure.certain_share.mean())} | unknown
@@ -112,7 +112,7 @@ def _survives(measure: AttentionMeasure, until: float) -> dict[str, Any]:
     return facts | {name: getattr(survival, name) for name in ("determined", "strongest", "order")} | shares
 
 
-def _largest(scores: HeadScores) -> dict[str, Any]:
+def _largest(scores: HeadScores) -> dict[str, object]:
     """Return for each role the head that has most of it, with the range of its score."""
     layers, heads = (scores.axis(name).values for name in ("layer", "head"))
     rows = []

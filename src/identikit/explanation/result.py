@@ -183,7 +183,8 @@ class Explanation(Result):
 
     @classmethod
     def _opened(cls, files: Files, about: Mapping[str, Any], where: str) -> "Explanation":
-        numbers, parts = super()._opened(files, about, where), {}
+        numbers = super()._opened(files, about, where)
+        parts = {}
 
         def part_in(folder: str) -> Result | None:
             own = {file.removeprefix(f"{folder}/"): files[file] for file in files if file.startswith(f"{folder}/")}

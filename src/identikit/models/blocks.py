@@ -88,11 +88,11 @@ class Watch:
             )
         return self.embedded
 
-    def on_embedding(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def on_embedding(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         """Keep what enters the module that takes the embedding sum."""
         self.embedded = self._home(args[0]) if args else None
 
-    def on_enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def on_enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Keep what a block is called with."""
         call = BlockCall(module, args, kwargs)
         if self.place.home is not None:
@@ -107,7 +107,7 @@ class Watch:
             self.place.wanted = self.place.calls + self.family.reads
         self.blocks.append(call)
 
-    def on_leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def on_leave(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         """Keep what a block returns; refuse one that did not attend just once, or twice in a decoder."""
         self.hidden.append(self._batch_first(self._home(first_output(output))))
         self.returned.append(len(output) if isinstance(output, tuple) else 0)
@@ -253,7 +253,7 @@ def _stop(call: AttentionCall) -> None:
     raise Reached(call.query, call.key, call.value)
 
 
-def _cut(argument: Any, n: int, start: int) -> Any:
+def _cut(argument: object, n: int, start: int) -> Any:
     """Cut what a block was called with to the positions from `start` on; tensors of four axes are maps of positions."""
     if isinstance(argument, tuple):
         return tuple(_cut(part, n, start) for part in argument)
@@ -271,7 +271,7 @@ def _cut(argument: Any, n: int, start: int) -> Any:
 def embedding_tail(run: Callable[[], object], embedding: nn.Module, first: nn.Module, x: Tensor) -> Tensor:
     """Return what enters the `first` block when the model runs with x in the place of the `embedding`'s input."""
 
-    def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def stop(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         raise Reached(BlockCall(module, args, kwargs).hidden)
 
     with ExitStack() as stack:

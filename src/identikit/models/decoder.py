@@ -52,7 +52,9 @@ class DecoderModel(Model):
             sources = [pair.source for pair in pairs]
             read_targets = [self.read_of(pair.target) for pair in pairs]
         else:
-            sources, read_targets, pairs = pairs.source, self.read_of(pairs.target), [pairs]
+            sources = pairs.source
+            read_targets = self.read_of(pairs.target)
+            pairs = [pairs]
         encoded = self.encoder.encode(sources, truncate=truncate, max_tokens=max_tokens, features=features)
         targets = self._encode_texts(read_targets, "target", truncate, max_tokens)
         read = []
@@ -159,8 +161,15 @@ def side_of(model: Model, attention: str) -> Model:
 
 
 def looking(
-    model: Any, text: Any, attention: Any, target: Any, generate: Any, *, truncate: bool, max_tokens: int | None
-) -> tuple[Model, Any]:
+    model: object,
+    text: object,
+    attention: object,
+    target: object,
+    generate: object,
+    *,
+    truncate: bool,
+    max_tokens: int | None,
+) -> tuple[Model, object]:
     """Return the model and the texts that a caller asks to read: as they are, or translations and their decoder."""
     model = checked_model(model)
     attention = known("attention", "encoder" if attention is None else attention, ATTENTIONS)

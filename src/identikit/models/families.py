@@ -4,7 +4,6 @@ import inspect
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from identikit.errors import ModelError
 from identikit.models.load.linear import linear_bias, linear_size, linear_weight
 from identikit.models.load.weights import held
 from identikit.models.table import FAMILIES, Family, nothing
+from identikit.models.taps.switch import HubModule
 from identikit.shapes import Float, Tensor
 
 _WITHOUT_SOFTMAX = frozenset(["rwkv"])  # it calls its recurrence attention; others show it in their modules' names
@@ -138,13 +138,13 @@ def mixer_instead(family: Family, block: nn.Module) -> nn.Module | None:
     return mixer if isinstance(mixer, nn.Module) else None
 
 
-def find_all(root: nn.Module, path: str) -> list[Any]:
+def find_all(root: nn.Module, path: str) -> list[HubModule]:
     """Return what is at a dotted path in which `*` stands for every entry of a list; [] where there is nothing.
 
     Of several paths (`a.b|c.d`), the first that leads anywhere counts.
     """
     path, _, others = path.partition("|")
-    parts: list[Any] = [root]
+    parts: list[HubModule] = [root]
     for name in path.split("."):
         if name == "*":
             parts = [child for module in parts for child in module.children()]
@@ -153,7 +153,7 @@ def find_all(root: nn.Module, path: str) -> list[Any]:
     return find_all(root, others) if others and not parts else parts
 
 
-def find(root: nn.Module, path: str) -> Any:
+def find(root: nn.Module, path: str) -> HubModule:
     """Return the module or parameter at a dotted path; None if there is nothing."""
     return next(iter(find_all(root, path)), None)
 

@@ -153,7 +153,7 @@ class Model:
         check_in_place(self.hf, self.name)
         return identity_of(self.hf, self.tokenizer)
 
-    def provenance(self, text: ReadText | list[ReadText], **settings: Any) -> Provenance:
+    def provenance(self, text: ReadText | list[ReadText], **settings: object) -> Provenance:
         """Return where a result of this model on `text` comes from, computed with `settings`."""
         return Provenance(
             model=self.name,

@@ -54,7 +54,7 @@ def onward(
     differentiated = torch.is_grad_enabled() and vectors.requires_grad
     given = vectors.transpose(0, 1) if model.family.sequence_first and after != EMBEDDING else vectors
     last: list[Tensor] = [given]
-    base: list[Any] = []
+    base: list[Tensor] = []
     arguments = model.arguments(repeated(batch, len(vectors)))
     narrowed = positions is not None and model.accepts("logits_to_keep")
     if narrowed:
@@ -91,7 +91,7 @@ def at_position(
     if model.accepts("position_ids"):
         arguments["position_ids"] = torch.full_like(arguments["input_ids"], position)
 
-    def stop(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def stop(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if len(watch.hidden) == depth:
             raise Reached
 
@@ -103,7 +103,7 @@ def at_position(
     return tuple(hidden[:, 0] for hidden in watch.hidden)
 
 
-def _keep(kept: list[Tensor], output: Any) -> None:
+def _keep(kept: list[Tensor], output: object) -> None:
     kept.append(first_output(output))
 
 
@@ -114,7 +114,7 @@ def _enter(stack: ExitStack, model: Model, given: Tensor, after: int) -> None:
     entered = model.blocks[0] if name is None else families.find(model.hf.base_model, name)
     waiting = [given.transpose(0, 1) if turned else given]
 
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def enter(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         if not waiting:
             return None
         vectors = waiting.pop()
@@ -131,8 +131,8 @@ def _replace(stack: ExitStack, model: Model, given: Tensor, after: int) -> None:
     called = [0]
     last = after == model.n_layers - 1
 
-    def returning(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
+    def returning(forward: Callable[..., object]) -> Callable[..., object]:
+        def run(*args: object, **kwargs: object) -> Any:
             block = called[0]
             called[0] += 1
             if last:

@@ -112,7 +112,7 @@ class Reading:
         return keys_of(self.batch, self.model.side).tokens[0]
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """What every Result of a text keeps of it."""
         facts = facts_of(self.batch)
         features = self.batch.features

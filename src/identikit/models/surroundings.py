@@ -110,7 +110,7 @@ def refuse_transforms() -> None:
     raise InputError(f"Reading a model {where}: tensors are not plain numbers there. Call identikit outside of it.")
 
 
-def bare(model: Any) -> Any:
+def bare(model: object) -> Any:
     """Return the model under torch.compile's wrapper or a data-parallel one; any other object as it is."""
     while True:
         if isinstance(model, nn.DataParallel | DistributedDataParallel):

@@ -88,7 +88,7 @@ class Target:
         return self.number(torch.cat(hidden, 1))
 
 
-def checked_target(model: Model, text: Any, target: Any = PREDICTION) -> Target:
+def checked_target(model: Model, text: object, target: object = PREDICTION) -> Target:
     """Return what a text is explained for; `text` may be a Reading. None is the model's own prediction."""
     if is_several(text):
         raise InputError("A target is of one text: pass a text, a pair or token ids.")
@@ -185,7 +185,7 @@ def _continues(model: Model) -> bool:
     return model.causal or model.side is not None
 
 
-def _divided(reading: Reading, target: Any, spells: bool) -> tuple[Any, int]:
+def _divided(reading: Reading, target: object, spells: bool) -> tuple[object, int]:
     """Divide a target into what it names and the position whose logits it is of."""
     model = reading.model
     n = len(reading.tokens)
@@ -232,7 +232,7 @@ def _labels(model: Model) -> dict[int, str]:
     return {int(number): str(name) for number, name in (getattr(model.hf.config, "id2label", None) or {}).items()}
 
 
-def _class(model: Model, target: Any) -> int | None:
+def _class(model: Model, target: object) -> int | None:
     """Return the number of a class that is named or numbered."""
     if not isinstance(target, str):
         return as_whole(target)
@@ -243,7 +243,7 @@ def _class(model: Model, target: Any) -> int | None:
 # Functions and similarity
 
 
-def _with_logits(function: Callable[..., Any]) -> Callable[[Tensor | None, Tensor], Any]:
+def _with_logits(function: Callable[..., object]) -> Callable[[Tensor | None, Tensor], object]:
     """Return a user's function as one of the logits and the hidden vectors, whichever of the two it takes."""
     try:
         signature = inspect.signature(function)
@@ -259,7 +259,7 @@ def _with_logits(function: Callable[..., Any]) -> Callable[[Tensor | None, Tenso
     )
 
 
-def _of_function(reading: Reading, function: Callable[[Tensor | None, Tensor], Any], states: Tensor) -> Tensor:
+def _of_function(reading: Reading, function: Callable[[Tensor | None, Tensor], object], states: Tensor) -> Tensor:
     model = reading.model
     made = onward(model, reading.batch, states, model.n_layers - 1).logits
     values = []

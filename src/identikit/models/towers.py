@@ -90,7 +90,7 @@ def stored_readers(checkpoint: Checkpoint, model: PreTrainedModel) -> Readers:
     return Readers(reader, targets, _picture_source(model, reader, checkpoint))
 
 
-def given_readers(model: PreTrainedModel, given: Any) -> Readers:
+def given_readers(model: PreTrainedModel, given: object) -> Readers:
     """Return what reads for a model in memory, out of a tokenizer, or of a processor of several."""
     reader = _fitting_reader(model, given)
     several = _writes(model) and isinstance(given, ProcessorMixin)
@@ -122,7 +122,7 @@ def _writes(model: PreTrainedModel) -> bool:
     return family.features is not None and has_decoder(family, model)
 
 
-def _fitting_reader(model: PreTrainedModel, reader: Any) -> Any:
+def _fitting_reader(model: PreTrainedModel, reader: object) -> Any:
     """Return the tokenizer, image processor or feature extractor of a model in memory, out of a processor of several.
 
     One of another kind is refused; a class of the user's own is taken if it has what is asked of it.

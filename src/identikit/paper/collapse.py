@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -165,7 +165,7 @@ def costs(d: int, heads: int, kv_heads: int, width: int, tokens: int) -> dict[st
 # Models
 
 
-def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int = 0) -> list[dict[str, Any]]:
+def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int = 0) -> list[dict[str, object]]:
     """Collapse both products of every layer and measure them on made-up texts of random tokens, one row each.
 
     Layers count from 1, as in the paper. `product` is "query-key" (the scores before softmax) or "value" (what each
@@ -204,7 +204,7 @@ def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int =
     return rows
 
 
-def _row(layer: int, product: str, tokens: int, why: str) -> dict[str, Any]:
+def _row(layer: int, product: str, tokens: int, why: str) -> dict[str, object]:
     columns = dict.fromkeys(NUMBERS)
     return {"layer": layer + 1, "product": product, "tokens": tokens, **columns, "applies": not why, "why": why}
 
@@ -262,7 +262,7 @@ def read_layer(model: Model, layer: int, block: Block) -> LayerVectors | None:
     module = model.blocks[layer]
     inputs: dict[nn.Linear | Conv1D, Tensor] = {}
 
-    def remember(linear: nn.Linear | Conv1D, args: tuple[Any, ...]) -> None:
+    def remember(linear: nn.Linear | Conv1D, args: tuple[Tensor, ...]) -> None:
         inputs[linear] = args[0]
 
     with ExitStack() as stack:
@@ -280,7 +280,7 @@ def read_layer(model: Model, layer: int, block: Block) -> LayerVectors | None:
 def _made_from(block: Block, readers: tuple[nn.Linear | Conv1D, ...], vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Make queries, keys and values from these vectors, by the block's own linear layers, in float64."""
 
-    def answer(linear: nn.Linear | Conv1D, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def answer(linear: nn.Linear | Conv1D, args: tuple[object, ...], output: Tensor) -> Tensor:
         weight = linear.weight.double()
         made = vectors @ (weight if isinstance(linear, Conv1D) else weight.mT)
         return (made if linear.bias is None else made + linear.bias.double())[None]
@@ -292,7 +292,7 @@ def _made_from(block: Block, readers: tuple[nn.Linear | Conv1D, ...], vectors: T
     return query[0], key[0], value[0]
 
 
-def _measure_scores(read: LayerVectors) -> dict[str, Any]:
+def _measure_scores(read: LayerVectors) -> dict[str, object]:
     scaling = read.call.scaling
     query, key, _ = read.maps
     collapsed = collapse_scores(query, key, scaling=scaling)
@@ -314,7 +314,7 @@ def _measure_scores(read: LayerVectors) -> dict[str, Any]:
     }
 
 
-def _measure_values(read: LayerVectors) -> dict[str, Any]:
+def _measure_values(read: LayerVectors) -> dict[str, object]:
     projection = read.projection.double()
     attention = read.call.weights()[0].double()
     collapsed = collapse_values(read.maps[2], projection)

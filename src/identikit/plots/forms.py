@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
 from matplotlib.colorbar import make_axes
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
@@ -47,7 +48,7 @@ class Panels(Shown, np.ndarray):
 class Sheet(Figure):
     """A figure that is drawn and saved in the house style, with real text, whatever the user's settings are."""
 
-    def draw(self, renderer: Any) -> None:
+    def draw(self, renderer: RendererBase) -> None:
         """Draw in the house style."""
         with house_style():
             super().draw(renderer)

@@ -108,7 +108,7 @@ class Axis:
             single=self.single or not _is_several(wanted),
         )
 
-    def _one(self, wanted: Any) -> int:
+    def _one(self, wanted: object) -> int:
         if isinstance(wanted, str):
             return self._named(wanted)
         number = as_real(wanted) if isinstance(self.values[0], float) else as_whole(wanted)

@@ -112,7 +112,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 # What files hold
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return a value as JSON holds it, with None in place of NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -141,7 +141,7 @@ class Sealed(NamedTuple):
     about: dict[str, Any]
 
 
-def seal(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
+def seal(tensors: Mapping[str, Tensor], about: Mapping[str, object]) -> bytes:
     """Return tensors as a safetensors file; `about`, which JSON can hold, is noted with them."""
     # One key of metadata: the order of several is not fixed.
     return _stamped(tensor_file(tensors, {_KEY: _BLANK + json.dumps(about, sort_keys=True)}))
@@ -158,7 +158,7 @@ def unseal(content: bytes) -> Sealed:
         raise Damaged("it is not a sealed safetensors file") from None
 
 
-def seal_json(value: Any) -> bytes:
+def seal_json(value: object) -> bytes:
     """Return a value as a JSON file."""
     return seal_record({"content": value}, indent=None)
 
@@ -168,7 +168,7 @@ def unseal_json(content: bytes) -> Any:
     return unseal_record(content).get("content")
 
 
-def seal_record(record: Mapping[str, Any], indent: int | None = 1) -> bytes:
+def seal_record(record: Mapping[str, object], indent: int | None = 1) -> bytes:
     """Return named values as a JSON file that people read too."""
     stamped = {_KEY: _BLANK, **record}
     return _stamped(json.dumps(stamped, indent=indent, ensure_ascii=False, allow_nan=False).encode())
@@ -197,7 +197,7 @@ def _check(content: bytes, digest: str) -> None:
 # Folders of saved results
 
 
-def described(about: Mapping[str, Any], files: Files) -> dict[str, bytes]:
+def described(about: Mapping[str, object], files: Files) -> dict[str, bytes]:
     """Return files with their description, which notes the SHA-256 of each."""
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     return {**files, ABOUT: seal_json({**about, "files": digests})}

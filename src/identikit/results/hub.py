@@ -124,5 +124,5 @@ def _front(tables: Sequence[str]) -> str:
     return "\n".join([*lines, "---"])
 
 
-def _listed(about: Mapping[str, Any]) -> str:
+def _listed(about: Mapping[str, object]) -> str:
     return "\n".join(f"- {name}: {value}" for name, value in about.items() if value not in ("", None))

@@ -133,7 +133,7 @@ def _boxes(picture: ShownImage, grid: Any, box: Any) -> dict[str, Box | None]:
     }
 
 
-def _listed(name: str, given: Any, what: Sequence[str]) -> list[Any]:
+def _listed(name: str, given: object, what: Sequence[str]) -> list[Any]:
     """Return several numbers; refuse anything else."""
     listed = list(given) if is_collection(given) else []
     if len(listed) != len(what) or any(as_real(value) is None for value in listed):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from identikit.texts.text import ReadText
 from identikit.version import __version__
@@ -37,7 +36,7 @@ class Provenance:
     text: str
     dtype: str
     device: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     code: str = ""
     packed: str = ""

@@ -184,7 +184,7 @@ class Result(ABC):
         }
         return Dataset(arrays, coordinates, {"kind": self.kind, "model": self.model_name})
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain lists, numbers and strings, as JSON holds them.
 
         What is NaN or infinite becomes None, and `null_because` says for each array why it has such entries.

@@ -20,7 +20,7 @@ NOTHING_SAID = 0.98  # a range of a share that is wider says nothing
 UNKNOWN_SHARE = "unknown"  # what is written then
 _WIDEST = 100_000  # columns of text that is not to be broken
 
-Value = int | float | str | None | Sequence[Any]
+Value = int | float | str | None | Sequence[object]
 """A number or a name that words or a cell tell, or several of them."""
 
 Tone = Literal["plain", "note", "warning"]
@@ -184,7 +184,7 @@ class Document:
             before = block
         return Group(*parts)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the sections as a page reads them: each with its heading, as the `question`, and its paragraphs.
 
         A paragraph is a string, or a table as its columns and rows. What stands before the first section is left out.

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from identikit.errors import IdentikitError, InputError
@@ -66,7 +67,7 @@ class Cluster:
                         ray.kill(actor)
 
     @contextmanager
-    def _connected(self, ray: Any) -> Iterator[None]:
+    def _connected(self, ray: ModuleType) -> Iterator[None]:
         """Connect to the cluster, or start one that ends with the run."""
         if ray.is_initialized():
             yield
@@ -77,7 +78,7 @@ class Cluster:
         finally:
             ray.shutdown()
 
-    def _connect(self, ray: Any) -> None:
+    def _connect(self, ray: ModuleType) -> None:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         before = signal.getsignal(signal.SIGTERM)
         try:
@@ -99,7 +100,7 @@ class Cluster:
             with suppress(ValueError):  # not in the main thread
                 signal.signal(signal.SIGTERM, before)
 
-    def _count(self, ray: Any) -> int:
+    def _count(self, ray: ModuleType) -> int:
         """Return how many workers there are: as many as asked for, or as fit into the cluster."""
         resources = ray.cluster_resources()
         cpus = resources.get("CPU", 0)
@@ -120,7 +121,7 @@ def _submit(actor: Any, task: RunTask) -> "Future[engines.WorkerResult]":
 
 
 @contextmanager
-def _in_one_line(ray: Any) -> Iterator[None]:
+def _in_one_line(ray: ModuleType) -> Iterator[None]:
     """Turn what Ray raises into the error of the task, or into a sentence."""
     try:
         yield

@@ -20,7 +20,7 @@ from identikit.runs.store import COLUMNS, MANIFEST, Store, opened, unequal
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-_Pairs = dict[str, tuple[Any, Any]]  # by name, the values of the two runs
+_Pairs = dict[str, tuple[object, object]]  # by name, the values of the two runs
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Difference:
     rows: int
     by: float | None
     where: str
-    one: Any
-    other: Any
+    one: object
+    other: object
 
     def words(self) -> str:
         """Say it in a line."""
@@ -62,7 +62,7 @@ class Comparison:
         """Whether the results are equal; settings and versions may differ."""
         return not self.other and not self.differences
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return everything, as JSON can hold it."""
         return plain(asdict(self) | {"equal": self.equal})
 
@@ -183,7 +183,8 @@ def _compare_tables(
         other = other.rename_axis("row").reset_index()
     for key in keys:
         if is_numeric_dtype(one[key].dtype) != is_numeric_dtype(other[key].dtype):  # pandas does not match these
-            one, other = one.astype({key: str}), other.astype({key: str})
+            one = one.astype({key: str})
+            other = other.astype({key: str})
     pairs: Any = one.merge(other, on=keys, how="outer", suffixes=(" one", " other"), indicator=True)
     alone = pairs[pairs["_merge"] != "both"]
     if len(alone):

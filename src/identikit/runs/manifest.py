@@ -66,7 +66,7 @@ class NotedCommand(NamedTuple):
         return chdir(self.place) if is_there else nullcontext()
 
 
-def note(store: Store, command: str, arguments: Mapping[str, Any]) -> None:
+def note(store: Store, command: str, arguments: Mapping[str, object]) -> None:
     """Keep a command and its arguments as they were given, and the folder that paths among them start from."""
     kept = {name: value for name, value in arguments.items() if name not in _GIVEN_ANEW}
     store.write(COMMAND, seal_record({"command": command, "arguments": kept, "place": str(Path.cwd())}))

@@ -175,10 +175,10 @@ class Run:
         self,
         model: Model,
         job: RunJob,
-        names: Mapping[str, Any],
+        names: Mapping[str, object],
         *,
         what: str,
-        before: Callable[[], Any] = lambda: None,
+        before: Callable[[], object] = lambda: None,
     ) -> list[Any]:
         """Return what a job computes for each named part, as JSON can hold it; what the store holds is not computed.
 
@@ -358,7 +358,7 @@ def shard_files(names: Sequence[str]) -> list[str]:
     return [name for name in names if name.startswith(_SHARD) and name.endswith(".safetensors")]
 
 
-def texts_held(about: Mapping[str, Any]) -> tuple[int, ...]:
+def texts_held(about: Mapping[str, object]) -> tuple[int, ...]:
     """Return the numbers of the texts that a shard says it holds, or raise `Damaged`."""
     numbers = about.get("texts") if isinstance(about, Mapping) else None
     if not isinstance(numbers, list) or not numbers or not all(type(number) is int for number in numbers):

@@ -62,7 +62,10 @@ class Store:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], settings: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
+        self,
+        folder: str | os.PathLike[str],
+        settings: Mapping[str, Any],
+        recorded: Mapping[str, object] | None = None,
     ):
         self.files, self.folder = opened(folder)
         self.settings = _as_json(settings)
@@ -197,11 +200,11 @@ class Store:
                 "folder with --out. What was finished is kept, and will be used when the run is resumed."
             ) from None
 
-    def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, object]) -> None:
         """Write tensors with a few words about them."""
         self.write(name, seal(tensors, about))
 
-    def write_json(self, name: str, value: Any) -> None:
+    def write_json(self, name: str, value: object) -> None:
         """Write a value."""
         self.write(name, seal_json(value))
 
@@ -274,12 +277,12 @@ def _is_ours(name: str) -> bool:
     return name in (LOCK, NOTE, MANIFEST, COMMAND, ERROR, PLAN) or _PARTIAL.fullmatch(name) is not None
 
 
-def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(settings: Mapping[str, object]) -> dict[str, Any]:
     """Return settings as JSON gives them back."""
     return json.loads(json.dumps(settings, sort_keys=True, default=str))
 
 
-def leaves(settings: object, name: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(settings: object, name: str = "") -> Iterator[tuple[str, object]]:
     """Yield the values of nested settings by dotted name, such as `data.columns`."""
     if not isinstance(settings, dict):
         yield name, settings
@@ -288,7 +291,7 @@ def leaves(settings: object, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{name}.{key}" if name else key)
 
 
-def unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def unequal(one: Mapping[str, object], other: Mapping[str, object]) -> dict[str, tuple[object, object]]:
     """Return the values in which nested settings differ, by dotted name; None for one that is not there."""
     first = dict(leaves(one))
     second = dict(leaves(other))

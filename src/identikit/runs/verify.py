@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from identikit import proof
 from identikit.errors import InputError
@@ -137,7 +136,7 @@ def _tables(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
             yield name, why
 
 
-def _table_flaw(content: bytes, columns: dict[str, Any]) -> str | None:
+def _table_flaw(content: bytes, columns: dict[str, object]) -> str | None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

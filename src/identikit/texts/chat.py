@@ -18,7 +18,7 @@ def is_chat(text: object) -> TypeGuard[Messages]:
     return isinstance(text, list | tuple) and bool(text) and all(isinstance(message, Mapping) for message in text)
 
 
-def text_or_messages(text: Any, messages: Any) -> Any:
+def text_or_messages(text: object, messages: object) -> Any:
     """Return a text, or the messages that were given in its place."""
     if messages is None:
         return text

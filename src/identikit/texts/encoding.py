@@ -70,7 +70,7 @@ class ReadsImages(Protocol):
         """Whether a text has images in it."""
         ...
 
-    def encode(self, name: str, text: Any, room: "Room") -> Encoded:
+    def encode(self, name: str, text: object, room: "Room") -> Encoded:
         """Return such a text as pieces."""
         ...
 

@@ -283,7 +283,7 @@ class PictureSource:
             spans.append((start + shift, stop + shift))
         return string, spans
 
-    def _arguments(self, made: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Tensor]:
+    def _arguments(self, made: Mapping[str, object], ids: Sequence[int]) -> dict[str, Tensor]:
         arguments = {name: torch.as_tensor(made[name]) for name in self.kind.arguments if name in made}
         if self.kind.kinds is not None:
             arguments[self.kind.kinds] = (torch.tensor(ids)[None] == self.config.image_token_id).long()
@@ -300,7 +300,7 @@ def _is_picture(value: object) -> bool:
     return is_image(value) or isinstance(value, os.PathLike)
 
 
-def _image_and_question(name: str, given: Any) -> tuple[tuple["Image", ...], str]:
+def _image_and_question(name: str, given: object) -> tuple[tuple["Image", ...], str]:
     if not isinstance(given, tuple):
         raise InputError(f"Reading {name}: it is an image without a question. {_PASS}.")
     first, question = given
@@ -310,7 +310,7 @@ def _image_and_question(name: str, given: Any) -> tuple[tuple["Image", ...], str
     return tuple(open_image(image, name) for image in listed), question
 
 
-def _with_images(name: str, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Any], tuple["Image", ...]]:
+def _with_images(name: str, messages: Sequence[Mapping[str, object]]) -> tuple[list[Any], tuple["Image", ...]]:
     """Return messages whose contents are parts, those of images bare, and the images in their order."""
     images = []
     chat = []
@@ -339,7 +339,7 @@ def _with_images(name: str, messages: Sequence[Mapping[str, Any]]) -> tuple[list
 
 def _placed(
     images: Sequence["Image"], views: Sequence[Sequence[View]], patches: Sequence[int]
-) -> tuple[tuple[dict[str, Any], ...], dict[int, str]]:
+) -> tuple[tuple[dict[str, object], ...], dict[int, str]]:
     """Return what is kept of each image, and the name of each of its tokens by its position in the text."""
     names: dict[int, str] = {}
     about = []

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, Literal
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from identikit.errors import InputError
 from identikit.texts.text import LONGEST
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 HUB = "datasets:"
 Row = Mapping[str, object]
@@ -118,7 +122,7 @@ def line_table(path: str, *, text_of: Callable[[str], str] = str) -> TextTable:
     return TextTable(path, ("text",), ("text",), rows)
 
 
-def _first(path: str, numbered: Generator[tuple[int, Any]]) -> Any:
+def _first(path: str, numbered: Generator[tuple[int, object]]) -> Any:
     """Return the content of the first line that is not blank."""
     with closing(numbered):
         for _, content in numbered:
@@ -211,7 +215,7 @@ def _records(path: str) -> Generator[tuple[int, dict[str, object]]]:
 
 
 @contextmanager
-def _parquet_file(path: str) -> Iterator[Any]:
+def _parquet_file(path: str) -> Iterator["ParquetFile"]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
@@ -279,7 +283,7 @@ def hub_table(name: str, columns: object, split: str | None) -> TextTable:
     return TextTable(f"{HUB}{name}", tuple(first), (), rows)
 
 
-def _load_stream(datasets: Any, name: str, split: str) -> Any:
+def _load_stream(datasets: ModuleType, name: str, split: str) -> Any:
     """Load by the whole name; if there is no such dataset, what follows the last slash may be a configuration."""
     try:
         return datasets.load_dataset(name, split=split, streaming=True)

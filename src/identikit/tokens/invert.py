@@ -278,7 +278,7 @@ class Inversion:
         if isinstance(source, Reading):
             text = source.text
             about = source.about
-            tokens = tuple(about["tokens"][place] for place in positions)
+            tokens = tuple(source.tokens[place] for place in positions)
         else:
             text = f"hidden vectors {hashlib.sha256(source.cpu().double().numpy().tobytes()).hexdigest()}"
             tokens = tuple(words[str(int(token))] for token in arrays["winner"][0])
@@ -298,7 +298,7 @@ def token_words(model: Model, ids: Iterable[int]) -> dict[str, str]:
     return {str(number): token or f"<id {number}>" for number, token in zip(unique, tokens, strict=True)}
 
 
-def _is_hidden(argument: Any) -> bool:
+def _is_hidden(argument: object) -> bool:
     """Whether an argument holds hidden vectors: a two-dimensional tensor or array of floats."""
     return getattr(argument, "ndim", 0) == 2 and torch.as_tensor(argument).is_floating_point()
 

@@ -23,6 +23,7 @@ from identikit.tokens.experiments import Rate, summary
 from identikit.tokens.maps import FittedMap, maps_of, sealed_maps
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from pandas import DataFrame
 
 _AXES = ("map", "distance", "layer", "test_layer", "target", "offset", "data_share", "split", "fold")
@@ -86,7 +87,7 @@ class TokenIdentifiability(Result):
 
     def identity_map(
         self,
-        text: Any,
+        text: object,
         *,
         map: str | None = None,
         distance: str | None = None,
@@ -116,7 +117,7 @@ class TokenIdentifiability(Result):
         return {**super()._files(), _MAPS: sealed_maps(self.maps), _TRIALS: trials.encode()}
 
     @classmethod
-    def _opened(cls, files: Files, about: Mapping[str, Any], where: str) -> "TokenIdentifiability":
+    def _opened(cls, files: Files, about: Mapping[str, object], where: str) -> "TokenIdentifiability":
         numbers = super()._opened(files, about, where)
         trials = tuple(json.loads(files[_TRIALS]))
         maps = tuple(maps_of(files[_MAPS], f"{where}/{_MAPS}"))
@@ -141,7 +142,7 @@ class TokenIdentifiability(Result):
             f"guessing recovers {self.chance:.1%}."
         )
 
-    def plot(self, **options: Any) -> Any:
+    def plot(self, **options: Any) -> "Axes":
         """Draw rates by layer, a line for each map and distance, with error bars."""
         from identikit import plots
 
@@ -153,7 +154,7 @@ def identifiability_result(
     provenance: Provenance,
     *,
     maps: Sequence[FittedMap] = (),
-    trials: Sequence[Mapping[str, Any]] = (),
+    trials: Sequence[Mapping[str, object]] = (),
     model: Model | None = None,
 ) -> TokenIdentifiability:
     """Return measured rates as a Result, with the maps and trials they come from and the model."""
@@ -226,7 +227,7 @@ class IdentityMap(Result):
             words += f" {self.repeated} tokens share their input vector with another, and any of these counts as right."
         return words
 
-    def plot(self, **options: Any) -> Any:
+    def plot(self, **options: Any) -> "Axes":
         """Draw layers × tokens: recovered or not, by what margin, and what won."""
         from identikit import plots
 
@@ -323,7 +324,7 @@ class TokenInversion(Result):
         unit = "of the vector's norm" if self.distance == "l2" else "in cosine distance"
         return f"{words} The smallest margin is {float(margins[row, column]):.2g} {unit} ({where})."
 
-    def plot(self, **options: Any) -> Any:
+    def plot(self, **options: Any) -> "Axes":
         """Draw layers × positions: recovered or not, by what margin, and what won."""
         from identikit import plots
 

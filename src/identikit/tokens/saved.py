@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ _EXPECTED = (
 )
 
 
-def saved_states(folder: str | os.PathLike[str], settings: Mapping[str, Any]) -> tuple[HiddenStates, Provenance]:
+def saved_states(folder: str | os.PathLike[str], settings: Mapping[str, object]) -> tuple[HiddenStates, Provenance]:
     """Read the vectors of all texts of a folder, in the order of the files' names, and say where they come from.
 
     The first layer has to be what enters the model's first block: for vLLM, layer 0.
@@ -69,7 +68,8 @@ def _read(path: Path) -> tuple[Float[Tensor, "layer token d"], Int[Tensor, " tok
     except (OSError, ValueError, KeyError, SafetensorError, TypeError) as error:
         reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else error
         raise InputError(f"Reading {path}: {str(reason).rstrip('.')}. {_EXPECTED}") from None
-    hidden, ids = tensors["hidden"], tensors["ids"]
+    hidden = tensors["hidden"]
+    ids = tensors["ids"]
     if hidden.ndim != 3 or not hidden.is_floating_point() or ids.ndim != 1 or ids.is_floating_point():
         shapes = f"vectors of shape {tuple(hidden.shape)}, {hidden.dtype}, ids of {tuple(ids.shape)}, {ids.dtype}"
         raise InputError(f"Reading {path}: it holds {shapes}. {_EXPECTED}")

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from tempfile import NamedTemporaryFile
-from typing import Any
 
 import torch
 
@@ -106,7 +105,7 @@ class HiddenStates:
 
 
 def hidden_states(
-    model: Model, texts: Any, *, truncate: bool = False, max_tokens: int | None = None, progress: Progress = silent
+    model: Model, texts: object, *, truncate: bool = False, max_tokens: int | None = None, progress: Progress = silent
 ) -> HiddenStates:
     """Run texts through a model once and keep every token's input vector and hidden vectors, in order, unpadded.
 

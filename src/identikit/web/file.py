@@ -45,7 +45,7 @@ def bits(mask: Bool[Tensor, "query key"]) -> Tensor:
     return (padded << torch.arange(7, -1, -1)).sum(-1).to(torch.uint8)
 
 
-def factors(part: Layer, heads: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def factors(part: Layer, heads: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Return a layer's heads as factors, and which of them use which keys and which basis."""
     call = part.call
     chosen = part.heads[list(heads)]

@@ -8,7 +8,6 @@ files that a process may open: here headers must arrive in time, and the number 
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 import h11
@@ -124,7 +123,7 @@ class Connection(H11Protocol):
 
     _due: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Close one connection too many at once; wait for the headers of the others."""
         super().connection_made(transport)
         if len(self.connections) > MOST:

@@ -6,7 +6,7 @@ at a time; for each, `ProgressReport`s and one `Answer` come out. `CANCEL` ends 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, computed_field
@@ -153,7 +153,7 @@ class Analysis(BaseModel):
     measures: list[str]
     target: str | int | None
     error: Problem | None
-    explanation: dict[str, Any] | None
+    explanation: dict[str, object] | None
 
 
 class OutputChange(BaseModel):

@@ -115,7 +115,7 @@ def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> l
         part = None if captured is None else captured.layers[own]
         if part is None or part.call.bias is not None or part.call.given is not None:
             arrays = {name: layer.read(name)[0].float() for name in ("raw", "effective")}
-            fact: dict[str, Any] = {"form": "dense"}
+            fact: dict[str, object] = {"form": "dense"}
         else:
             arrays, factored = factors(part, layer.axis("head").places)
             fact = {"form": "factors", **factored}
@@ -135,7 +135,7 @@ def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> l
     return facts
 
 
-def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+def _readings(result: EffectiveAttention, special: list[int]) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
     """Return what heads can be found by, in the order in which it is shown, and the values by name, (layer, head).
 
     Of each, the page shows the name (`label`), the explanation (`meaning`) and the Python (`code`), the least and the

@@ -98,7 +98,7 @@ async def _http(_: Request, error: Any) -> Response:
     return response
 
 
-async def _internal(_: Request, error: Exception) -> Response:
+async def _internal(_: Request, error: Any) -> Response:
     return error_response(messages.Problem(code="internal", message=f"An internal error: {type(error).__name__}."))
 
 

@@ -7,7 +7,7 @@ model that fails is refused: a wrong number is worse than none.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -85,10 +85,10 @@ def prove_with_images(model: Model, batch: TokenBatch) -> None:
 
 
 @contextmanager
-def _recorded(model: Model) -> Iterator[tuple[list[Any], list[Any]]]:
+def _recorded(model: Model) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     """Record what the value layers and the output projections return, each in call order."""
-    values: list[Any] = []
-    outputs: list[Any] = []
+    values: list[Tensor] = []
+    outputs: list[Tensor] = []
     family = model.family
     with ExitStack() as stack:
         for block in {model.blocks[layer] for layer in model.attention_layers}:
@@ -143,7 +143,7 @@ def _values_are_the_layers(model: Model, call: AttentionCall, made: Tensor) -> N
     _near(model, values.transpose(1, 2), call.value, what)
 
 
-def _made_once(model: Model, field: str, made: list[Any], batch: TokenBatch) -> None:
+def _made_once(model: Model, field: str, made: list[Tensor], batch: TokenBatch) -> None:
     """Refuse a row's part that did not make one vector for each token in every attention layer."""
     if len(made) != len(model.attention_layers):
         _row_fails(model, field, f"it ran {len(made)} times in {len(model.attention_layers)} attention layers")

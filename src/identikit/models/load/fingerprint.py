@@ -52,7 +52,7 @@ class Identity(NamedTuple):
     reader: str
 
 
-def identity_of(model: PreTrainedModel, reader: Any) -> Identity:
+def identity_of(model: PreTrainedModel, reader: object) -> Identity:
     """Return the fingerprints of a model and of what reads for it, as they are now."""
     read = hashlib.sha256(_reader_content(reader).encode()).hexdigest()
     settings = json.dumps(_computed(model.config.to_dict()), sort_keys=True, default=str)
@@ -96,7 +96,7 @@ def _factors(device: torch.device) -> Int[Tensor, "place"]:
     return (mixed ^ (mixed >> 31)) | 1
 
 
-def _computed(settings: Any) -> Any:
+def _computed(settings: object) -> Any:
     """Return the entries of a configuration that change what is computed, also of the configurations inside it."""
     if not isinstance(settings, dict):
         return settings
@@ -164,13 +164,13 @@ def _buffers(module: nn.Module) -> Iterator[str]:
             yield f"{name}={_value(coarse)}"
 
 
-def only_watches(hook: Any) -> bool:
+def only_watches(hook: object) -> bool:
     """Tell whether a hook changes no number: it asks for gradients, or says which module runs (as FlopCounterMode)."""
     tracks = isinstance(getattr(hook, "__self__", None), ModuleTracker)
     return tracks or getattr(hook, "__name__", "") == _ASKS_FOR_GRADIENTS
 
 
-def captures(hook: Any) -> bool:
+def captures(hook: object) -> bool:
     """Tell whether a hook is one of transformers' own, with which a model returns the hidden vectors of its parts."""
     return getattr(hook, "__qualname__", "").endswith(".output_capturing_hook")
 
@@ -198,7 +198,7 @@ def _code(code: CodeType) -> str:
     return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     """Return a plain value or the content of a tensor in words; of any other object, its class."""
     if isinstance(value, Tensor):
         return _digest(repr(value.tolist())) if value.numel() <= _SMALL else str(tuple(value.shape))

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import ModelError
 from identikit.models.load.weights import adapted, held, offloaded_again, packed, place_of
-from identikit.models.taps.switch import put
+from identikit.models.taps.switch import HubModule, put
 from identikit.shapes import Float, Tensor
 
 ROUNDED = 0.05
@@ -24,7 +24,7 @@ ROUNDED = 0.05
 _AT_ONCE = 1024  # unit vectors
 
 
-def linear_weight(layer: Any, dtype: torch.dtype) -> Float[Tensor, "in out"]:
+def linear_weight(layer: HubModule, dtype: torch.dtype) -> Float[Tensor, "in out"]:
     """Return W of what a linear layer computes, x·W + b; under an adapter such as LoRA, W + B·A with its scale.
 
     A packed layer is asked in the dtype that the model computes in.
@@ -39,7 +39,7 @@ def linear_weight(layer: Any, dtype: torch.dtype) -> Float[Tensor, "in out"]:
     return (made[1:] - made[0]).to(layer.weight.dtype)
 
 
-def linear_size(layer: Any) -> tuple[int, int]:
+def linear_size(layer: HubModule) -> tuple[int, int]:
     """Return how many numbers a linear layer takes, and how many it makes."""
     if hasattr(layer, "in_features"):
         return layer.in_features, layer.out_features
@@ -55,7 +55,7 @@ def matrices(module: nn.Module) -> list[tuple[int, ...]]:
     return [*map(linear_size, linear), *(tuple(weight.shape) for weight in plain)]
 
 
-def linear_bias(layer: Any) -> Float[Tensor, "out"] | None:
+def linear_bias(layer: HubModule) -> Float[Tensor, "out"] | None:
     """Return b of what a linear layer computes, x·W + b; None if it has none."""
     bias = getattr(layer, "bias", None)
     if not adapted(layer) or any(map(packed, layer.modules())):
@@ -64,12 +64,12 @@ def linear_bias(layer: Any) -> Float[Tensor, "out"] | None:
     return made.to(layer.weight.dtype) if bias is not None or made.any() else None
 
 
-def vocabulary_size(embedding: Any) -> int:
+def vocabulary_size(embedding: HubModule) -> int:
     """Return how many ids an embedding has vectors for, packed or not."""
     return embedding.num_embeddings if packed(embedding) else len(embedding.weight)
 
 
-def embedding_rows(layer: Any) -> Float[Tensor, "id d"]:
+def embedding_rows(layer: HubModule) -> Float[Tensor, "id d"]:
     """Return the vectors of an embedding's ids, those that it answers with where they are packed."""
     if not packed(layer):
         return held(layer, "weight").detach()
@@ -77,7 +77,7 @@ def embedding_rows(layer: Any) -> Float[Tensor, "id d"]:
         return torch.cat([layer(ids) for ids in torch.arange(layer.num_embeddings).to(place_of(layer)).split(_AT_ONCE)])
 
 
-def _computed(layer: Any, x: Float[Tensor, "n in"]) -> Float[Tensor, "n out"]:
+def _computed(layer: HubModule, x: Float[Tensor, "n in"]) -> Float[Tensor, "n out"]:
     """Run a layer and its adapters, whatever they are, on a copy in float64, past any hooks on it."""
     twin = copy.deepcopy(layer).double().eval()
     with torch.no_grad():
@@ -85,7 +85,7 @@ def _computed(layer: Any, x: Float[Tensor, "n in"]) -> Float[Tensor, "n out"]:
 
 
 @torch.no_grad()
-def _answers(layer: Any, run: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Float[Tensor, "in out"]:
+def _answers(layer: HubModule, run: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Float[Tensor, "in out"]:
     """Return what a layer answers to unit vectors, less its answer to zero."""
     like = {"dtype": dtype, "device": place_of(layer)}
     zero = run(torch.zeros(1, layer.in_features, **like))
@@ -109,11 +109,11 @@ def differentiable(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _with_derivative(layer: Any, name: str) -> Callable[..., Tensor]:
+def _with_derivative(layer: HubModule, name: str) -> Callable[..., Tensor]:
     answer = layer.forward
     linear = hasattr(layer, "in_features")
 
-    def forward(*args: Any, **kwargs: Any) -> Tensor:
+    def forward(*args: Tensor, **kwargs: object) -> Tensor:
         inside: Any = torch._C
         if not inside._functorch.peek_interpreter_stack() and not torch.is_grad_enabled():
             return answer(*args, **kwargs)
@@ -132,7 +132,7 @@ class _Linear(torch.autograd.Function):
     """A packed layer whose derivative is that of x·W + b, with W from its answers."""
 
     @staticmethod
-    def forward(x: Tensor, layer: Any, answer: Callable[[Tensor], Tensor], name: str) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, layer: HubModule, answer: Callable[[Tensor], Tensor], name: str) -> tuple[Tensor, Tensor]:
         """Return the layer's own answer, and W."""
         made = answer(x)
         weight = _answers(layer, answer, x.dtype)
@@ -146,19 +146,19 @@ class _Linear(torch.autograd.Function):
         return made, weight
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
         """Keep W for both directions."""
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1])
         ctx.save_for_forward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, *given: Any) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None, None, None]:
         """Pull a derivative back through W."""
         return given[0] @ ctx.saved_tensors[0].mT, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, *given: Any) -> tuple[Tensor, None]:
+    def jvp(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
         """Push a tangent through W."""
         return given[0] @ ctx.saved_tensors[0], None
 

@@ -70,7 +70,7 @@ class Recipe:
     tower: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
-    device_map: str | dict[str, Any] | None = None
+    device_map: str | dict[str, object] | None = None
 
     def load(self) -> Model:
         """Load the model again."""
@@ -83,11 +83,11 @@ class Recipe:
 @calm()
 @undisturbed()
 def load(
-    model: Any = None,
-    tokenizer: Any = None,
+    model: object = None,
+    tokenizer: object = None,
     *,
     device: str | torch.device | None = None,
-    device_map: str | dict[str, Any] | None = None,
+    device_map: str | dict[str, object] | None = None,
     dtype: str | torch.dtype | None = None,
     tower: str | None = None,
     revision: str | None = None,
@@ -154,7 +154,7 @@ def _check_device_map(device_map: object, device: object) -> None:
         raise ModelError("device_map= needs the package accelerate. Run `pip install 'identikit[peft]'`.")
 
 
-def _from_memory(model: PreTrainedModel, tokenizer: Any, tower: str | None) -> Model:
+def _from_memory(model: PreTrainedModel, tokenizer: object, tower: str | None) -> Model:
     if not callable(tokenizer) or isinstance(tokenizer, type | PreTrainedModel):
         raise InputError(
             f"Loading a model from memory: got {_described(tokenizer)} as its tokenizer, expected a transformers "

@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 
 from identikit.errors import ModelError
 from identikit.models.taps import switch, tap
+from identikit.models.taps.switch import HubModule
 from identikit.models.taps.tap import AttentionCall, hand_over, next_layer
 from identikit.shapes import Float, Int, Tensor
 
@@ -31,7 +32,7 @@ def _tapped(
     *,
     blocks: str,
     attention: str,
-    function: Callable[..., Any],
+    function: Callable[..., object],
     method: str = "forward",
     masks: bool = True,
 ) -> Iterator[None]:
@@ -56,7 +57,7 @@ def _attend(
     return hand_over(AttentionCall(next_layer(), query, key, value, query.shape[-1] ** -0.5, seen, bias=bias))
 
 
-def _heads(module: Any, made: Float[Tensor, "*rows n made"]) -> Float[Tensor, "*rows head n d"]:
+def _heads(module: HubModule, made: Float[Tensor, "*rows n made"]) -> Float[Tensor, "*rows head n d"]:
     return made.unflatten(-1, (module.num_attention_heads, -1)).transpose(-3, -2)
 
 
@@ -68,11 +69,11 @@ def _merged(output: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "bat
 
 
 def _mpnet(
-    module: Any,
+    module: HubModule,
     hidden_states: Tensor,
     attention_mask: Tensor | None = None,
     position_bias: Tensor | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     query, key, value = (_heads(module, layer(hidden_states)) for layer in (module.q, module.k, module.v))
     bias = None if position_bias is None else position_bias[:1]  # it is the same for every text
@@ -88,7 +89,7 @@ def after_two(config: PreTrainedConfig) -> int:
 
 
 def _gptj(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **_: Any
+    module: HubModule, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **_: object
 ) -> tuple[Tensor, None]:
     return _attend(module, (query, key, value), attention_mask), None
 
@@ -112,7 +113,7 @@ def _by_key(alibi: Float[Tensor, "*rows 1 n"], heads: int, factor: float = 1.0) 
 
 
 def _bloom(
-    module: Any, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Tensor, **_: Any
+    module: HubModule, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Tensor, **_: object
 ) -> tuple[Tensor, None]:
     parts = _apart(module.query_key_value(hidden_states), module.num_heads, module.head_dim)
     some = alibi[..., : hidden_states.shape[1]]  # a block that is tried on fewer tokens is given that of all
@@ -120,7 +121,7 @@ def _bloom(
     return residual + module.dense(_merged(output)), None
 
 
-def _gelu(module: Any, hidden: Tensor) -> Tensor:
+def _gelu(module: nn.Module, hidden: Tensor) -> Tensor:
     return F.gelu(hidden, approximate="tanh")  # its own has a derivative by hand, which forward mode cannot use
 
 
@@ -149,12 +150,12 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _falcon(
-    module: Any,
+    module: HubModule,
     hidden_states: Tensor,
     alibi: Tensor | None,
     attention_mask: Tensor,
     position_embeddings: tuple[Tensor, Tensor] | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     kv_heads = 1 if module.multi_query else module.num_heads
     kv_heads = module.num_kv_heads if module.new_decoder_architecture else kv_heads
@@ -194,7 +195,7 @@ def falcon_refusal(config: PreTrainedConfig) -> str | None:
 
 
 def _deberta(
-    module: Any,
+    module: HubModule,
     hidden_states: Float[Tensor, "batch n d"],
     attention_mask: Tensor,
     output_attentions: bool = False,
@@ -260,7 +261,7 @@ def deberta_limit(config: PreTrainedConfig) -> int | None:
 
 
 def _xlnet(
-    module: Any,
+    module: HubModule,
     q_head: Float[Tensor, "query batch head d_k"],
     k_head_h: Float[Tensor, "key batch head d_k"],
     v_head_h: Float[Tensor, "key batch head d_v"],
@@ -312,14 +313,14 @@ def _xlnet_bias_keys(
     return keys.permute(2, 0, 1, 3)
 
 
-def xlnet_output(block: Any, record: Callable[[Tensor], None]) -> list[RemovableHandle]:
+def xlnet_output(block: HubModule, record: Callable[[Tensor], None]) -> list[RemovableHandle]:
     """Record what the output projection makes: what enters the norm after it, less the residual."""
     residual: list[Tensor] = []
 
-    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def enter(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         residual[:] = [args[0]]
 
-    def projected(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def projected(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         record((args[0] - residual[0]).transpose(0, 1))
 
     attention = block.rel_attn
@@ -370,7 +371,7 @@ def gated(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
-def _keep_gate(attention: Any, query: nn.Module, args: tuple[Any, ...], made: Float[Tensor, "batch n made"]) -> None:
+def _keep_gate(attention: HubModule, query: nn.Module, args: object, made: Float[Tensor, "batch n made"]) -> None:
     """Keep the gate of what the query layer makes: the second half of each head."""
     halves = made.unflatten(-1, (-1, 2 * attention.head_dim))
     setattr(attention, tap.GATE, torch.sigmoid(halves[..., attention.head_dim :]).transpose(1, 2))

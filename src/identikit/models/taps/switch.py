@@ -8,8 +8,12 @@ from transformers import PreTrainedModel
 
 from identikit.models.taps.tap import NAME
 
+HubModule = Any
+"""A module of transformers, or of a package that packs its weights: what is in it depends on its class, and torch types
+all of that as a tensor or a module."""
 
-def put(stack: ExitStack, owner: Any, name: str, value: object) -> None:
+
+def put(stack: ExitStack, owner: object, name: str, value: object) -> None:
     """Set an attribute until the stack is closed; then give back what was there, or take it away again."""
     if name in vars(owner):  # such as the forward that accelerate's hooks have put there
         stack.callback(setattr, owner, name, vars(owner)[name])

@@ -78,7 +78,7 @@ class RowMask:
         index = torch.meshgrid(batch, head, query[queries], key, indexing="ij")
         return self.rule(*index).expand(index[0].shape)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         if self.rule is not causal_mask_function:  # a function that transformers puts together
             raise InputError(f"Copying or pickling attention of {self.length} tokens: its mask is a rule. Use save().")
         return vars(self)

@@ -234,7 +234,7 @@ def share_of(share: float, tokens: float) -> Measurement:
     return Measurement(np.array([share]), CLUSTERED**2 * smoothed * (1 - smoothed) / tokens)
 
 
-def median_of(box: Mapping[Any, Any], tokens: float) -> Measurement:
+def median_of(box: Mapping[str, float], tokens: float) -> Measurement:
     """The median over `tokens` tokens from a row of quartiles, with the variance of a normal distribution."""
     deviation = (box["upper"] - box["lower"]) / 1.349
     return Measurement(np.array([box["median"]]), CLUSTERED**2 * np.pi / 2 * deviation**2 / tokens)

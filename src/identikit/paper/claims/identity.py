@@ -129,7 +129,10 @@ def _naive_close_early(evidence: Evidence) -> Finding:
     """
     early = evidence.subject.layers_within(0.0, 1 / 3)[-1]
     require(early < evidence.subject.n_layers)
-    close, drift, least, last = [], [], [], []
+    close = []
+    drift = []
+    least = []
+    last = []
     for distance in ("cosine", "l2"):
         curve = own_layer(evidence, "naive", distance)
         start = curve.part(last=early).values()
@@ -213,7 +216,8 @@ def _last_map_serves_early(evidence: Evidence) -> Finding:
 
 def transfer(evidence: Evidence, kinds: tuple[tuple[str, str], ...]) -> Finding:
     """Judge that maps lose less on earlier layers than on later ones, against the maps of the layers tested."""
-    margins, losses = [], []
+    margins = []
+    losses = []
     for map, distance in kinds:
         rates = across(evidence, map, distance)
         pairs = list(combinations(rates, 2))

@@ -63,7 +63,9 @@ def _linear_generalises_better(evidence: Evidence) -> Finding:
     Holds if: rate on layers other than their own, averaged over pairs of layers: at least half a point above that of
     MLPs, both distances.
     """
-    margins, rates, losses = [], [], []
+    margins = []
+    rates = []
+    losses = []
     for distance, name in (("cosine", "cosine"), ("l2", "L2")):
         linear, linear_lost = _elsewhere(evidence, "linear", distance)
         mlp, mlp_lost = _elsewhere(evidence, "mlp", distance)
@@ -180,7 +182,8 @@ def _later_layers_harder(evidence: Evidence) -> Finding:
 def _finetuning_losses(evidence: Evidence) -> tuple[Measurement, Measurement, str]:
     """What fine-tuning takes from the naive rate across the last layer: under cosine, under L2, and both in words."""
     last = evidence.subject.named_layers[12]
-    losses, steps = [], []
+    losses = []
+    steps = []
     for distance in ("cosine", "l2"):
         before = rate(rates_of(evidence, "untuned", distance=distance, map="naive", layer=last))
         after = rate(rates_of(evidence, "finetuned", distance=distance, map="naive", layer=last))
