@@ -11,6 +11,7 @@ import pytest
 import identikit as ik
 from identikit.paper.claims.catalogue import CLAIMS, needed, sample_sizes
 from identikit.paper.figures.catalogue import FIGURES
+from identikit.web import report
 from tests.cli.made import run
 from tests.hostile.made import strict_json
 from tests.runs.made import save_model
@@ -70,6 +71,22 @@ def test_two_texts_are_explained_one_by_one_and_shown_side_by_side(tmp_path: Pat
     assert page.read_text(encoding="utf-8").count('id="identikit-data-') == 2
     words = run("explain", "w5 w6 w7", "w5 w8 w7", "--model", model).stdout
     assert words.count("Which attention is determined?") == 2
+
+
+def test_first_answers_are_there_while_the_rest_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The page is written with what there is, says what is coming, and loads itself again; then it is whole."""
+    pages = []
+    written = report.write_page
+    monkeypatch.setattr(report, "write_page", lambda target, page: pages.append(page) or written(target, page))
+    monkeypatch.setattr("identikit.cli.main.LONG", 0.0)
+    arguments = ("explain", "w5 w6 w7", "w5 w8", "--model", save_model(tmp_path / "model"))
+    done = run(*arguments, "--html", tmp_path / "page.html")
+    assert done.status == 0 and done.stderr.count("has this already; the rest takes about a second.") == 2
+    assert ['http-equiv="refresh"' in page for page in pages] == [True, True, False]
+    assert [page.count('id="identikit-data') for page in pages] == [1, 2, 2]
+    headings = re.findall(r"Which attention|Which token|Where did", done.stdout)
+    assert headings == ["Which attention", "Which token", "Where did"] * 2
+    assert done.stdout.split("\nViews")[0].strip() == run(*arguments).stdout.strip()
 
 
 def test_a_measure_of_a_target_is_read_of_it(tmp_path: Path):

@@ -129,8 +129,8 @@ def cheapest(model: Model | Sizes, n: int, options: Request) -> AttributionPlan:
 def expected_seconds(model: Model | Sizes, lengths: Sequence[int], options: Request) -> float:
     """Return about how long attributing texts of these lengths takes on this machine, if there is memory."""
     operations = sum(count * _ways(model, n, options)[0].operations for n, count in Counter(lengths).items())
-    if operations < 1e10:  # any machine does that in time
-        return operations / 1e9
+    if operations < 1e10:  # any machine does that in about a second, so its rate is not measured
+        return operations / 1e10
     return operations / product_rate(model.device, model.dtype, options.precision)
 
 

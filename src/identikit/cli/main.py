@@ -23,6 +23,8 @@ class _Commands(TyperGroup):
         return name, command, rest
 
 
+LONG = 15.0  # seconds of work after which a page is worth writing before it is done
+
 app = typer.Typer(
     cls=_Commands,
     add_completion=False,
@@ -114,7 +116,10 @@ def explain(
     compile_ahead()
     from identikit import explain as explained
     from identikit.cli.terminal import console, print_json, step_progress
-    from identikit.explanation.words import verdict
+    from identikit.explanation.result import Explanation
+    from identikit.explanation.words import opening, rest
+    from identikit.models.machine import duration
+    from identikit.results.words import Document
     from identikit.web.report import checked_target, save_html
 
     wanted = tuple(None if given is None else count(given) for given in (target, against))
@@ -124,8 +129,22 @@ def explain(
     if chat:
         given = [[{"role": "user", "content": each}] for each in given]
     loaded = identikit.load(model, tower=tower, device=device, dtype=dtype)
-    explanations = []
-    for each in given:
+    explanations: list[Explanation] = []
+    begun: set[int] = set()  # the texts whose first answers are printed
+
+    def say(document: Document) -> None:
+        if not as_json:
+            console().print(document.spoken(own_words))
+
+    def ready(draft: Explanation, seconds: float) -> None:
+        """Print the first answers, and write the page with them where the rest takes long."""
+        begun.add(len(explanations))
+        say(opening(draft))
+        if page is not None and seconds > LONG:
+            save_html([*explanations, draft], page, progress=told)
+            typer.echo(f"identikit: {page} has this already; the rest takes about {duration(seconds)}.", err=True)
+
+    for at, each in enumerate(given):
         with step_progress() as told:
             explanation = explained(
                 loaded,
@@ -136,10 +155,12 @@ def explain(
                 seconds=seconds,
                 truncate=truncate,
                 progress=told,
+                ready=ready,
             )
+        if at not in begun:
+            say(opening(explanation))
+        say(rest(explanation))  # to be read while the page is written
         explanations.append(explanation)
-        if not as_json:
-            console().print(verdict(explanation).spoken(own_words))  # to be read while the page is written
     written = None
     if page is not None:
         with step_progress() as told:

@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -25,7 +25,7 @@ from identikit.errors import InputError, Unavailable
 from identikit.explanation.attention_facts import SECONDS, Limit, attention_facts, known_numbers
 from identikit.explanation.output import output_facts
 from identikit.explanation.readings import check_target, checked_names, read_measures
-from identikit.explanation.result import NEAR, Explanation
+from identikit.explanation.result import COMING, NEAR, Explanation
 from identikit.maths.mixing import by_offset
 from identikit.maths.polytope.ahead import is_compiling
 from identikit.maths.threads import calm
@@ -45,6 +45,7 @@ from identikit.tokens.result import IdentityMap, TokenIdentifiability
 
 _OFFERED = 16  # directions of the attribution that is offered where all of it takes too long
 _FEW_WEIGHTS = 4e6  # in all maps of a text: so few are read whatever the clock says, in a second or two
+Ready = Callable[[Explanation, float], None]
 _VERIFYING = 2.0  # how much longer than reading a text it takes to run the model with effective attention
 
 
@@ -62,6 +63,7 @@ def explain(
     seconds: float | int | None = SECONDS,
     truncate: bool = False,
     progress: Watched = None,
+    ready: Ready | None = None,
 ) -> Explanation:
     """Answer the three questions for a model on a text; without one, on the sample text that comes with the package.
 
@@ -79,9 +81,11 @@ def explain(
       longer is left out, or given up at twice the limit; and rows of attention are bounded, in random order, in what is
       left of it, or in half of it.
       The verdict says what was left out. None: all of it
+    - `ready`: called once with what is known before attribution, and in about how many seconds the rest will be
     """
     model = checked_model(model)
     progress = function("progress", progress)
+    ready = None if ready is None else function("ready", ready)
     seconds = Bounding.checked("auto", 0.0, seconds).seconds
     if text is None and model.modality != "text":
         raise InputError(
@@ -114,7 +118,10 @@ def explain(
     if is_compiling():  # what bounds rows: another process needs some seconds yet
         attribution = _attributed(reading, attribution, told)
     arrays, facts, bounded = attention_facts(attention, limit_of_rows, progress)
-    facts["output_change"] = None if change is None else change._asdict()
+    facts |= {"output_change": None if change is None else change._asdict(), "readings": {}}
+    if ready is not None and isinstance(attribution, Request):
+        draft = _explanation(reading, (attention, identity, COMING), dict(arrays), facts | output, bounded)
+        ready(draft, expected_seconds(model, [len(reading.tokens)], attribution))
     attribution = _attributed(reading, attribution, told)
     found, facts["readings"] = read_measures(attention, names, target, limit, progress)
     explained = _explanation(reading, (attention, identity, attribution), arrays, facts | output, bounded)

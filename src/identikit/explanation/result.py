@@ -22,6 +22,7 @@ NEAR = 3  # how many places away a neighbour is near
 SOURCES_NAMED = 3  # how many of a token's strongest sources are named
 UNKNOWN = 0.1  # share of unknown tokens in the sample texts above which maps fitted to them say little
 NOT_COMPUTED = Unavailable("It was not computed.")
+COMING = Unavailable("It is being computed.")
 ONLY_NUMBERS = Unavailable("An explanation by words, or a difference, holds only numbers.")
 _BOUNDED = "bounded.safetensors"
 _PARTS: Mapping[str, type[Result]] = {

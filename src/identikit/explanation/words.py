@@ -21,16 +21,18 @@ ALL_SOURCES = "`to_dict()` has all"
 
 
 def verdict(explanation: Explanation) -> Document:
-    """Return what an explanation says: of the model and the text, the three questions, and readings."""
-    parts = (
-        _header,
-        attention_blocks,
-        reading_blocks,
-        _identity,
-        _origin,
-        output_blocks,
-    )  # in the order in which they are read
-    return Document(tuple(block for part in parts for block in part(explanation)))
+    """Return what an explanation says: of the model and the text, the three questions, readings, and an output."""
+    return Document(opening(explanation).blocks + rest(explanation).blocks)
+
+
+def opening(explanation: Explanation) -> Document:
+    """Return what is known before attribution: model, text, attention, and which token is which."""
+    return Document((*_header(explanation), *attention_blocks(explanation), *_identity(explanation)))
+
+
+def rest(explanation: Explanation) -> Document:
+    """Return what comes after the opening."""
+    return Document((*_origin(explanation), *reading_blocks(explanation), *output_blocks(explanation)))
 
 
 def _header(explanation: Explanation) -> Iterator[Block]:

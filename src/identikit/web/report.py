@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from identikit.checks import function, is_collection, is_path, shortened
 from identikit.errors import InputError
+from identikit.explanation.result import COMING, Explanation
 from identikit.maths.threads import one_thread
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.files import write_file
@@ -30,7 +31,7 @@ _PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="viewport" content="width=device-width, initial-scale=1">{head}
 <title>{title}</title>
 <style>{style}</style>
 </head>
@@ -41,29 +42,34 @@ _PAGE = """<!doctype html>
 </body>
 </html>
 """
+_RELOADED = '\n<meta http-equiv="refresh" content="10">'  # until what is still being computed is written too
 _DATA = '<script type="application/octet-stream" id="identikit-data{name}">{data}</script>'
 
 
 @one_thread()
 def report(result: Result, *, progress: Progress = silent) -> str:
     """Return the page of a result. Its content policy lets it run its own script and load nothing."""
-    return _page(f"{result.model_name}: {result.kind}", "report", {"": packed(result, progress=progress)})
+    return _page(f"{result.model_name}: {result.kind}", "report", {"": packed(result, progress=progress)}, [result])
 
 
 @one_thread()
 def pair_report(results: Sequence[Result], *, progress: Progress = silent) -> str:
     """Return the page of two results side by side."""
     files = {f"-{at}": packed(result, progress=progress) for at, result in enumerate(results)}
-    return _page(" and ".join(dict.fromkeys(result.model_name for result in results)), "pair", files)
+    return _page(" and ".join(dict.fromkeys(result.model_name for result in results)), "pair", files, results)
 
 
-def _page(title: str, entry: str, files: Mapping[str, bytes]) -> str:
-    """Return a page that shows files, by the end of the name under which its script finds each."""
+def _page(title: str, entry: str, files: Mapping[str, bytes], results: Sequence[Result]) -> str:
+    """Return a page that shows results' files, by the end of the name under which its script finds each."""
+    coming = any(isinstance(result, Explanation) and result.attribution == COMING for result in results)
+    head = _RELOADED if coming else ""
     script = f"{bundle(f'{entry}.js')}\nshow{entry.capitalize()}();\n"
     sheet = style("page.css") + style()
     policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(sheet)}'; img-src data: blob:"
     data = "\n".join(_DATA.format(name=name, data=b64encode(file).decode()) for name, file in files.items())
-    return _PAGE.format(policy=policy, title=html.escape(f"{title} - identikit"), style=sheet, data=data, script=script)
+    return _PAGE.format(
+        policy=policy, title=html.escape(f"{title} - identikit"), head=head, style=sheet, data=data, script=script
+    )
 
 
 def _hash(content: str) -> str:
@@ -82,8 +88,9 @@ def save_html(results: Result | Sequence[Result], path: str | os.PathLike[str], 
     - `path`: where to write it, a name that ends in .html; a page that is there already is replaced
     - `progress`: called with what is being done, how much of it is done, and how much there is
     """
-    listed = [results] if isinstance(results, Result) else list(results) if is_collection(results) else []
-    if len(listed) not in (1, 2) or not all(isinstance(result, Result) for result in listed):
+    several = list(results) if is_collection(results) else [results]
+    listed = [result for result in several if isinstance(result, Result)]
+    if len(listed) not in (1, 2) or len(listed) < len(several):
         raise InputError(f"save_html takes a result, or a list of two, and got {shortened(results)}.")
     target = checked_target(path)
     told = function("progress", progress)
