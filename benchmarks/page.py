@@ -23,7 +23,7 @@ from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.texts.data import sample_texts
 from identikit.web.bundle import bundle, style
-from identikit.web.report import save_report
+from identikit.web.report import save_html
 
 LENGTHS = (64, 128, 512)
 MOVES = 90
@@ -64,8 +64,8 @@ def run(options: Options, *, progress: Progress = silent) -> list[Row]:
 def _measured(model: Model, length: int, bounding: float, folder: Path, progress: Progress) -> list[Row]:
     text, case = text_of(model, length), f"{length} tokens"
     taken, found = seconds(lambda: explain(model, text, seconds=bounding, truncate=True, progress=progress))
-    packing, page = seconds(lambda: save_report(found, folder / f"{length}.html", progress=progress))
-    maps, _ = seconds(lambda: save_report(effective_attention(model, text, truncate=True), folder / "maps.html"))
+    packing, page = seconds(lambda: save_html(found, folder / f"{length}.html", progress=progress))
+    maps, _ = seconds(lambda: save_html(effective_attention(model, text, truncate=True), folder / "maps.html"))
     rows = [
         Row(case, "page", page.stat().st_size / 1e6, "MB"),
         Row(case, "explain", taken, "s"),

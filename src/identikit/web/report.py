@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from errno import EISDIR
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from identikit.checks import function, is_collection, is_path, shortened
 from identikit.errors import InputError
@@ -82,7 +82,9 @@ def save_html(results: Result | Sequence[Result], path: str | os.PathLike[str], 
     - `path`: where to write it, a name that ends in .html; a page that is there already is replaced
     - `progress`: called with what is being done, how much of it is done, and how much there is
     """
-    listed = [results] if isinstance(results, Result) else list(results) if is_collection(results) else []
+    listed: list[Any] = [results]
+    if is_collection(results):
+        listed = list(results)
     if len(listed) not in (1, 2) or not all(isinstance(result, Result) for result in listed):
         raise InputError(f"save_html takes a result, or a list of two, and got {shortened(results)}.")
     target = checked_target(path)
