@@ -17,7 +17,7 @@ from identikit.explanation.result import Explanation
 from identikit.models.model import Model
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import Task
-from identikit.web.payload import _explain_call
+from identikit.web.header import _explain_call
 from tests.models import tiny
 
 TEXT = "w5 w6 w5 w7 w8"

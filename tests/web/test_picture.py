@@ -168,6 +168,18 @@ def test_tiles_or_the_overview_and_several_images(page: Any, tmp_path: Path):
     assert "no intervals for this row" in words_of(page, "#panel-picture .figure-note")
 
 
+def test_each_of_several_images_has_its_sentence(page: Any, tmp_path: Path):
+    found = ik.explain(pictured.shared("llava"), ([scene(32, 32), scene(16, 16)], pictured.QUESTION), seconds=None)
+    found.save_html(path := tmp_path / "page.html")
+    last = len(found.tokens) - 1
+    shown(page, path, f"layer=1&head=2&query={last}")
+    row = found.attention.intervals(layer=1, head=2, query=last, groups="images")
+    said = words_of(page, "#panel-picture .figure-says")
+    for at, begins in enumerate((f"“{found.tokens[last]}” gives", ". It gives")):
+        raw, lower, upper = (float(part[at]) for part in (row.raw, row.lower, row.upper))
+        assert f"{begins} image {at} {raw:.0%} of its attention, and between {lower:.0%} and {upper:.0%}" in said
+
+
 def test_intervals_of_one_row_open_at_that_row(page: Any, found: Any, tmp_path: Path):
     row = found.attention.intervals(layer=1, head=2, query=QUERY)
     row.save_html(path := tmp_path / "page.html")

@@ -1,9 +1,8 @@
 """The facts of a Result: what is known of it beside its arrays."""
 
-from collections.abc import Mapping
 from copy import deepcopy
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from identikit.results.measure import ReadOnly
 
@@ -11,20 +10,20 @@ if TYPE_CHECKING:
     from identikit.results.result import Result
 
 
-class Facts:
+class _Facts:
     """The attribute that holds all facts by name: a copy of what a Result is made with, which cannot be set."""
 
-    @overload
-    def __get__(self, result: None, owner: type) -> "Facts": ...
-    @overload
-    def __get__(self, result: "Result", owner: type | None = None) -> Mapping[str, Any]: ...
-    def __get__(self, result: "Result | None", owner: type | None = None) -> "Facts | Mapping[str, Any]":
-        """Return the facts to be read; on the class, what a Result has that is made without."""
+    def __get__(self, result: "Result | None", owner: type | None = None) -> Any:
+        """Return the facts to be read; on the class, the attribute itself."""
         return self if result is None else MappingProxyType(vars(result)["about"])
 
-    def __set__(self, result: "Result", given: "Facts | Mapping[str, Any]") -> None:
-        """Keep a copy: a Result's fields are set once, when it is made."""
-        vars(result)["about"] = {} if isinstance(given, Facts) else dict(given)
+    def __set__(self, result: "Result", given: Any) -> None:
+        """Keep a copy: a Result's fields are set once, when it is made, to no facts if none are given."""
+        vars(result)["about"] = {} if given is self else dict(given)
+
+
+FACTS: Any = _Facts()
+"""What a dataclass has in the place of a default: type checkers see a mapping."""
 
 
 class Fact(ReadOnly):

@@ -22,7 +22,7 @@ from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.progress import Watched
 from identikit.results.axis import Axis, Index
-from identikit.results.facts import Fact, Facts
+from identikit.results.facts import FACTS, Fact
 from identikit.results.files import Files, described, description_of, plain, read_folder, tensor_file, write_folder
 from identikit.results.measure import NOT_FINITE, Measure, declared_in
 from identikit.results.provenance import Provenance
@@ -55,7 +55,7 @@ class Result(ABC):
     axes: tuple[Axis, ...]
     source: Source
     provenance: Provenance
-    about: Facts = Facts()  # noqa: RUF009 - a descriptor
+    about: Mapping[str, Any] = FACTS
 
     kind: ClassVar[str]
     """What a result of this class is called."""

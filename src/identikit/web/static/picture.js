@@ -127,7 +127,8 @@ export class PictureView {
     const name = `${headName(this.site.view, state)}, ${quoted(this.site.names[row.query])}`;
     if (!row.raw) return `${name}: this row was not computed.`;
     const totals = state.epsilon ? [] : (row.found?.images ?? []);
-    if (totals.length) return `${name} gives ${totals.map((total, at) => this.totalWords(total, totals.length === this.images.length ? at : -1)).join("; ")}`;
+    const each = totals.length === this.images.length; // else all of them together
+    if (totals.length) return totals.map((total, at) => `${at ? "It" : name} gives ${this.totalWords(total, each ? at : -1)}`).join(" ");
     const raw = this.patches.reduce((sum, { position }) => sum + row.raw[position], 0);
     const fixed = row.widest < 1e-6 ? ", all of it determined by the output" : "";
     return `${name} gives ${this.imageName(-1)} ${percent(raw)} of its attention${fixed}.`;
