@@ -43,7 +43,7 @@ def tiny_gpt2() -> tuple[Any, Any]:
     torch.manual_seed(0)
     tokenizer = copy.deepcopy(ik.load().tokenizer)
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    sizes = {"vocab_size": len(tokenizer), "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64}
+    sizes: dict[str, Any] = {"vocab_size": len(tokenizer), "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64}
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -80,8 +80,8 @@ def left_out(raw: torch.Tensor, pattern: torch.Tensor, what: str) -> torch.Tenso
 
 def heads_of(name: str, known_as: str, hf: Any, tokenizer: Any) -> Iterator[str]:
     """Yield a row for each pattern: how far detect_head's scores are from what ours say they are."""
-    from transformer_lens.head_detector import detect_head
-    from transformer_lens.model_bridge import TransformerBridge
+    from transformer_lens.head_detector import detect_head  # pyright: ignore[reportMissingImports]
+    from transformer_lens.model_bridge import TransformerBridge  # pyright: ignore[reportMissingImports]
 
     model = ik.load(copy.deepcopy(hf), tokenizer)
     bridge = TransformerBridge.boot_transformers(known_as, hf_model=hf, tokenizer=tokenizer, device="cpu")
@@ -171,7 +171,7 @@ class Drawn(NamedTuple):
 def areas_of(folder: Path, *, centred: bool) -> Iterator[str]:
     """Yield rows that compare aopc's normalised areas with those of `evaluate`, by its exact ends and by its beam."""
     import datasets
-    from aopc import Aopc
+    from aopc import Aopc  # pyright: ignore[reportMissingImports]
 
     model = classifier(folder, centred=centred)
     theirs = Aopc(str(folder))

@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +144,25 @@ def test_measures_are_read_from_what_was_captured_and_saved_with_it(tmp_path):
     torch.testing.assert_close(again.readings["rollout"].upper, found.readings["rollout"].upper)
     assert found.to_dict()["readings"]["rollout"]["determined"] == found.about["readings"]["rollout"]["determined"]
     assert found.words().readings == {} and explain(model, TEXT, maps=MAPS, probes=4).readings == {}
+
+
+def test_no_measure_is_read_that_was_not_asked_for(monkeypatch: pytest.MonkeyPatch):
+    counts = {"bounds_of": 0, "gradients": 0, "watched_run": 0}
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return function(*given, **options)
+
+        return call
+
+    for name in ("bounds_of", "watched_run"):
+        monkeypatch.setattr(measuring, name, counting(name, getattr(measuring, name)))
+    monkeypatch.setattr(Model, "gradients", counting("gradients", Model.gradients))
+    explain(tiny.loaded("bert"), TEXT, maps=MAPS, probes=4)
+    assert counts == {"bounds_of": 0, "gradients": 0, "watched_run": 0}
+    explain(tiny.loaded("llama"), TEXT, probes=4, measures=["mean", "norm with residual", "gradient"])
+    assert counts == {"bounds_of": 1, "gradients": 1, "watched_run": 1}
 
 
 def test_measures_that_cannot_be_read_or_come_too_late_say_so():
