@@ -9,7 +9,7 @@ PEERS := transformer-lens==4.3.0 datasets loguru==0.7.3 pydantic-settings==2.10.
 # Tests start many processes, which would compile the package anew each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-oldest docs wheel lint format bench soak validate peers browser clean
+.PHONY: demo test test-all test-oldest docs wheel lint format bench soak stops validate peers browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/identikit explain --html identikit-demo.html
@@ -61,6 +61,11 @@ bench: $(VENV)/.demo
 soak: $(VENV)/.dev
 	$(BIN)/python tools/soak.py
 	$(BIN)/python tools/soak_server.py
+
+# Stops long runs after 1, 5, 20 and 60 seconds, on each engine, and compares what they end with; DATA is the folder of
+# MRPC's files. More than an hour on two cores.
+stops: $(VENV)/.dev
+	$(BIN)/python tools/stops.py $(DATA)
 
 # Tries what can be tried on the models at hand, and writes the page that says so; MODELS names more folders or hub ids.
 validate: $(VENV)/.dev

@@ -204,6 +204,13 @@ def test_the_page_on_architecture_has_every_room_in_the_order_of_the_floors():
     assert [set(re.findall("`(\\w+)`", cell)) for cell in cells] == FLOORS
 
 
+def test_the_page_on_findings_names_tests_that_there_are():
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", (ROOT / "docs" / "findings.md").read_text())
+    assert len(named) > 50
+    for file, test in named:
+        assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(), (file, test)
+
+
 def test_the_page_on_architecture_names_files_that_are_there():
     page = (ROOT / "docs" / "architecture.md").read_text()
     named = {name for name in re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?)`", page) if name not in ("figures/", "claims/")}

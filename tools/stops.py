@@ -142,10 +142,9 @@ def main() -> None:
         print("| engine | command | signal | kept after 1, 5, 20 and 60 s | longest answer | same bytes |")
         print("|---|---|---|---|---|---|", flush=True)
         for row in as_completed(rows):
-            try:
-                print(row.result(), flush=True)
-            except AssertionError as wrong:
-                print(f"WRONG: {wrong}", flush=True)
+            wrong = row.exception()
+            print(f"Wrong: {wrong!r}" if wrong else row.result(), flush=True)
+    sys.exit(any(row.exception() for row in rows))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Engines give the same numbers as this process does, survive workers that die, and tell what workers say."""
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -76,6 +78,27 @@ def test_ray(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
     said = capfd.readouterr()
     printed = [line for line in (said.out + said.err).splitlines() if line.strip()]
     assert all("(raylet)" in line or "log-dedup" in line for line in printed), said  # what workers died of
+
+
+def test_sigterm_stays_ours_while_ray_starts():
+    ray = pytest.importorskip("ray")
+    ours = signal.getsignal(signal.SIGTERM)
+    seen = [ours]
+    is_there = threading.Event()
+
+    def watch() -> None:
+        while not is_there.wait(0.001):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        with Cluster(1, WORKERS)._connected(ray):
+            seen.append(signal.getsignal(signal.SIGTERM))
+    finally:
+        is_there.set()
+        watching.join()
+    assert {*seen} == {ours} and len(seen) > 100
 
 
 def test_long_tasks_are_first():

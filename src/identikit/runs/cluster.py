@@ -80,25 +80,23 @@ class Cluster:
 
     def _connect(self, ray: ModuleType) -> None:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-        before = signal.getsignal(signal.SIGTERM)
         try:
             if self.address is None:
                 cpus = (self.workers or engines.workers_here(self.threads)) * self.threads
-                ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+                with _own_end():
+                    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
                 return
             host, _, port = self.address.rpartition(":")
             if host and port.isdecimal() and "/" not in self.address:  # Ray itself would try for minutes
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
-            ray.init(address=self.address, **quiet)
+            with _own_end():
+                ray.init(address=self.address, **quiet)
         except (RuntimeError, ValueError, OSError, OverflowError, ray.exceptions.RayError) as error:
             where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster on this machine"
             raise InputError(
                 f"Cannot reach {where}: {_short(error)}. Check --address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN if the "
                 "cluster asks for a token; or leave --address out to start one here."
             ) from None
-        finally:  # Ray would end this process in its own way
-            with suppress(ValueError):  # not in the main thread
-                signal.signal(signal.SIGTERM, before)
 
     def _count(self, ray: ModuleType) -> int:
         """Return how many workers there are: as many as asked for, or as fit into the cluster."""
@@ -114,6 +112,21 @@ class Cluster:
                 f"{self.gpus:g}. Ask for fewer with --threads and --gpus-per-worker."
             )
         return min(self.workers or fitting, fitting)
+
+
+@contextmanager
+def _own_end() -> Iterator[None]:
+    """Keep Ray from taking SIGTERM over: it would end this process in its own way, also while it still starts."""
+    change = signal.signal
+
+    def changed(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if number == signal.SIGTERM else change(number, handler)
+
+    signal.signal = changed
+    try:
+        yield
+    finally:
+        signal.signal = change
 
 
 def _submit(actor: Any, task: RunTask) -> "Future[engines.WorkerResult]":

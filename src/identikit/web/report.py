@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from errno import EISDIR
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from identikit.checks import function, is_collection, is_path, shortened
 from identikit.errors import InputError
