@@ -273,17 +273,17 @@ def group_bounds(sample: RowSample, group: int, raw: Float[Tensor, "layer"]) -> 
     weight, lower, upper = sample.bounded.groups[:, :, group].unbind(1)
     below = mean_over_rows(sample, weight - lower, 0.0)
     above = mean_over_rows(sample, upper - weight, 0.0)
-    end = below._replace(
+    lowest = below._replace(
         mean=(raw - below.mean).clamp(min=0),
         least=(raw - below.most).clamp(min=0),  # what is farthest below is least
         most=(raw - below.least).clamp(min=0),
     )
-    other_end = above._replace(
+    highest = above._replace(
         mean=(raw + above.mean).clamp(max=1),
         least=(raw + above.least).clamp(max=1),
         most=(raw + above.most).clamp(max=1),
     )
-    return end, other_end
+    return lowest, highest
 
 
 def least_certain(sample: RowSample) -> list[dict[str, Any]]:

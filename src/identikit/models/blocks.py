@@ -88,7 +88,7 @@ class Watch:
             )
         return self.embedded
 
-    def on_embedding(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def on_embedding(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Keep what enters the module that takes the embedding sum."""
         self.embedded = self._home(args[0]) if args else None
 

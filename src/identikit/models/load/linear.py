@@ -153,12 +153,12 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_forward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor, None, None, None]:
         """Pull a derivative back through W."""
         return given[0] @ ctx.saved_tensors[0].mT, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
+    def jvp(ctx: Any, *given: Any) -> tuple[Tensor, None]:
         """Push a tangent through W."""
         return given[0] @ ctx.saved_tensors[0], None
 
