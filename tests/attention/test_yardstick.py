@@ -18,10 +18,10 @@ TEXT = "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16"
 
 def literal(attention: Any, sample: RowSample, seed: int) -> list[float]:
     """The determined share of each shuffled row: the sum of what one linear program per key gives."""
-    places = sample.bounded.places
+    places = sorted(map(tuple, sample.bounded.places.tolist()))
     generator = torch.Generator().manual_seed(seed)
     count = min(64, len(places) // 20)
-    chosen = sorted(map(tuple, places[torch.randperm(len(places), generator=generator)[:count]].tolist()))
+    chosen = sorted(places[index] for index in torch.randperm(len(places), generator=generator)[:count].tolist())
     shares = []
     for layer, head, query in chosen:
         call = attention.source.layers[layer].call
@@ -52,3 +52,11 @@ def test_few_rows_give_no_yardstick():
     sample = sample_rows(attention, [[0]], seconds=None, seed=0)
     few = sample._replace(bounded=sample.bounded.some(torch.arange(159)))
     assert shuffled_rows(attention, few, seed=0) is None
+
+
+def test_the_order_in_which_rows_were_bounded_changes_nothing():
+    attention = ik.effective_attention(tiny.loaded("bert"), TEXT)
+    sample = sample_rows(attention, [[0]], seconds=None, seed=0)
+    order = torch.randperm(len(sample.bounded.places), generator=torch.Generator().manual_seed(5))
+    other = sample._replace(bounded=sample.bounded.some(order))
+    assert shuffled_rows(attention, other, seed=3) == shuffled_rows(attention, sample, seed=3)

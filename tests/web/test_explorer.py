@@ -171,3 +171,12 @@ def test_a_text_and_its_pair_are_shown_again(page: Any, server: Served):
     explained(page, server, SHORT)
     assert page.input_value("textarea >> nth=0") == SHORT
     assert page.input_value("textarea >> nth=1") == ""  # not that of the sample
+
+
+def test_the_first_page_says_what_to_do_and_its_boxes_fit_a_phone(page: Any, server: Served):
+    page.set_viewport_size({"width": 400, "height": 900})
+    page.goto(server.address)
+    page.wait_for_selector("textarea")
+    assert "press Run" in page.inner_text(".help")
+    first, second = (page.locator("textarea").nth(at).bounding_box() for at in (0, 1))
+    assert first["width"] == second["width"] > 300 and second["y"] > first["y"]

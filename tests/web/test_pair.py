@@ -83,6 +83,7 @@ def test_the_difference_is_that_of_the_maps_where_tokens_agree(page: Any, file: 
         wanted = getattr(one, name) - getattr(other, name)
         wanted[CHANGED_AT] = wanted[:, CHANGED_AT] = torch.nan
         torch.testing.assert_close(made.double(), wanted.double(), atol=2e-5, rtol=0, equal_nan=True)
+    assert page.locator("h1").all_inner_texts() == ["identikit", "First", "Second"]
     assert "left out" in words_of(page, ".difference .help")
     said = words_of(page, ".difference .maps-read")
     assert "looks more at" in said and "in the second" in said

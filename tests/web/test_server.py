@@ -330,4 +330,5 @@ def test_without_its_packages_it_says_which_is_missing():
         "from identikit.__main__ import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 1 and "needs the package uvicorn" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "needs the package uvicorn" in done.stderr and "pip install 'identikit[web]'" in done.stderr

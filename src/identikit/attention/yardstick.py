@@ -23,8 +23,10 @@ def shuffled_rows(attention: EffectiveAttention, sample: RowSample, *, seed: int
     if count < _LEAST:
         return None
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(bounded.places), generator=generator)[:count].tolist()
-    chosen.sort(key=lambda row: tuple(bounded.places[row].tolist()))
+    places = bounded.places.tolist()
+    ordered = sorted(range(len(places)), key=places.__getitem__)  # the order of bounding depends on the machine's speed
+    drawn = torch.randperm(len(places), generator=generator)[:count].sort().values
+    chosen = [ordered[index] for index in drawn.tolist()]
     n = len(attention.keys)
     rows = attention.captured().rows([(layer, head, query) for layer, head, query in bounded.places[chosen].tolist()])
     weights = rows.attention.clone()

@@ -7,6 +7,7 @@ Ctrl-C and 143 after SIGTERM. This module is loaded before anything slow, so tha
 import errno
 import math
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -164,7 +165,7 @@ def _explained(error: BaseException) -> int:
             where = f" ({error.filename})" if error.filename else ""
             _tell(f"{error.strerror or words}{where}. Fix this and run the command again.")
     elif isinstance(error, ModuleNotFoundError) and error.name:
-        _tell(f"This needs the package {error.name}, which is not installed. Run `pip install {error.name}`.")
+        _tell(f"This needs the package {error.name}, which is not installed. Run `pip install {_with(error.name)}`.")
     elif isinstance(error, MemoryError) or any(phrase in words.lower() for phrase in _MEMORY):
         where = "the GPU's memory" if "cuda" in words.lower() else "memory"
         _tell(f"This needs more than {where}. Pass a shorter text or a smaller model, or use a larger machine.")
@@ -175,6 +176,18 @@ def _explained(error: BaseException) -> int:
         )
         return INTERNAL
     return FAILED
+
+
+def _with(package: str) -> str:
+    """Return what to install for a package: the extra that has it and all that goes with it, or the package itself."""
+    from importlib.metadata import requires
+
+    for requirement in requires("identikit") or ():
+        needed, _, extra = requirement.partition("; extra == ")
+        extra = extra.strip("'\"")
+        if re.split(r"[^\w.-]", needed)[0] == package and extra not in ("", "dev"):
+            return f"'identikit[{extra}]'"
+    return package
 
 
 def _report() -> str:

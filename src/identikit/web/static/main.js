@@ -20,14 +20,14 @@ import { button, element } from "./parts.js";
 
 const TOLD = 5000; // milliseconds that a message stays
 
-/** Show a file in `root`. `source` computes what the file lacks; `linked`: the page's address holds the state; `suffix` of ids. */
-export function mount(root, buffer, { source = { live: false }, linked = false, start = null, suffix = "" } = {}) {
+/** Show a file in `root`. `source` computes what the file lacks; `linked`: the page's address holds the state; `suffix` of ids; `title`: its heading. */
+export function mount(root, buffer, { source = { live: false }, linked = false, start = null, suffix = "", title = "identikit" } = {}) {
   const view = decode(buffer);
   const store = createStore(linked ? location.hash : "", view.about.first ?? {});
   store.set(within(view, store.get()));
   const site = makeSite(root, view, store, source);
   site.suffix = suffix;
-  const page = layout(root, site, linked, start);
+  const page = layout(root, site, { linked, start, title });
   const views = makeViews(site, page);
   let before = null;
   let asked = false;
@@ -134,7 +134,7 @@ function makeSite(root, view, store, source) {
   return site;
 }
 
-function layout(root, site, linked, start) {
+function layout(root, site, { linked, start, title }) {
   const { about } = site.view;
   const count = about.tokens.length;
   const theme = button("Theme", "Change between light and dark", () =>
@@ -145,14 +145,14 @@ function layout(root, site, linked, start) {
     site.tell(done ? "The link was copied." : "The link could not be copied. It is in the address bar.");
   });
   const tools = element("div", { class: "tools" }, theme, ...(linked ? [link] : []));
-  const title = element(
+  const heading = element(
     "div",
     { class: "title" },
-    element("h1", {}, "identikit"),
+    element("h1", {}, title),
     element("span", {}, about.model),
     element("span", {}, `${count} token${count === 1 ? "" : "s"}${about.keys ? ` that look at ${about.keys.tokens.length} of a source` : ""}`),
   );
-  const top = element("header", { class: "top" }, title, tools);
+  const top = element("header", { class: "top" }, heading, tools);
   const places = {};
   for (const name of ["verdict", ...(about.images ? ["picture"] : []), "heads", "attention", "edge", "bottom"]) {
     places[name] = element("div", { class: `place ${name}` });

@@ -46,6 +46,7 @@ function serverSource(id) {
   };
 }
 
+const WELCOME = "Type a text, and press Run. The page then says which attention the output determines, which token each hidden vector still stands for, and where it came from. If your text is a pair, such as a question and an answer, its second half goes into the second box.";
 const root = document.getElementById("identikit");
 let leave = () => {};
 
@@ -186,7 +187,7 @@ async function start() {
     const facts = await ask("/api");
     page = form(facts);
     const top = element("header", { class: "top" }, element("div", { class: "title" }, element("h1", {}, "identikit"), element("span", {}, "What a transformer's attention and hidden vectors really say")));
-    root.replaceChildren(top, page.made);
+    root.replaceChildren(top, element("p", { class: "help" }, WELCOME), page.made);
     const id = location.pathname.match(/^\/r\/([0-9a-f]+)$/)?.[1];
     if (id) {
       page.tell("Loading the result…", "loading");

@@ -17,7 +17,7 @@ export function showPair() {
     const sides = [0, 1].map((at) => {
       const side = element("div");
       const data = document.getElementById(`identikit-data-${at}`).textContent.trim();
-      mount(side, fromBase64(data), { linked: at === 0, suffix: at ? "-2" : "" });
+      mount(side, fromBase64(data), { linked: at === 0, suffix: at ? "-2" : "", title: at ? "Second" : "First" });
       return { root: side, ...side.identikit };
     });
     const same = { query: sameTokens(sides, (about) => about), key: sameTokens(sides, (about) => about.keys ?? about) };
@@ -77,7 +77,8 @@ function showDifference(root, sides, same) {
   const note = element("p", { class: "note empty", hidden: true });
   const view = new AttentionView(differenceSite(first, second, same));
   const panel = element("section", { class: "panel", id: "panel-difference" }, heading, help, note, view.element);
-  root.append(panel);
+  const title = element("div", { class: "title" }, element("h1", {}, "identikit"), element("span", {}, "two results side by side"));
+  root.append(element("header", { class: "top" }, title), panel);
   root.identikit = { view };
   const draw = () => {
     const state = first.store.get();
