@@ -10,11 +10,12 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import identikit as ik
 from identikit.models.model import Model
-from tests.models import tiny
-from tests.web.browser import frames, opened, python, run, state, table, words_of
+from tests.models import pictured, tiny
+from tests.web.browser import exported, frames, opened, python, run, state, table, words_of
 from tests.web.conftest import TEXT
 from tests.web.served import save_models, served
 
@@ -356,3 +357,21 @@ def test_the_figures_are_drawn(page: Any, report_file: Path):
             colours = np.unique((picture * 255).astype(int) @ [65536, 256, 1])
             assert len(colours) > 60, (selector, theme, shape)
             assert (picture.mean() > 0.5) == (theme == "light")
+
+
+def test_the_axis_of_a_share_that_is_1_everywhere_ends_there(page: Any, tmp_path: Path):
+    found = ik.explain(tiny.loaded("bert"), "w4 w5 w6", seconds=None)
+    found.save_html(path := tmp_path / "page.html")
+    opened(page, path)
+    numbers = re.findall(r">(\d\.\d+)</text>", exported(page, "heads", "SVG").decode())
+    assert max(map(float, numbers)) == 1.0
+
+
+def test_patches_of_an_image_keep_their_places_where_labels_are_cut(page: Any, tmp_path: Path):
+    picture = Image.new("RGB", (24, 16), "teal")
+    ik.effective_attention(pictured.shared("qwen2_vl"), (picture, pictured.QUESTION)).save_html(
+        path := tmp_path / "page.html"
+    )
+    opened(page, path)
+    drawn = exported(page, "attention", "SVG").decode()
+    assert ">0:0,0</text>" in drawn and ">0:1,2</text>" in drawn

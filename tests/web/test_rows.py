@@ -336,6 +336,12 @@ def test_a_causal_row_has_only_what_it_sees(page: Any, tmp_path: Path, monkeypat
     assert page.locator("#panel-edge .figure-says").inner_text().endswith("it has no alternative.")
 
 
+def test_a_causal_page_without_a_verdict_opens_on_a_token_that_sees_others(page: Any, tmp_path: Path):
+    found = effective_attention(tiny.loaded("llama"), "w4 w5 w6")
+    opened(page, save_html(found, tmp_path / "causal.html"))
+    assert state(page)["query"] == len(found.tokens) - 1 > 0
+
+
 def test_pages_of_one_question_say_what_is_not_there(page: Any, explanation: Any, tmp_path: Path):
     model = tiny.loaded("bert")
     opened(page, save_html(effective_attention(model, TEXT), tmp_path / "attention.html"))
@@ -349,7 +355,8 @@ def test_pages_of_one_question_say_what_is_not_there(page: Any, explanation: Any
     assert "this row was not computed" in page.locator("#panel-edge .figure-says").inner_text()
     opened(page, save_html(explanation.attribution, tmp_path / "attribution.html"), "tab=provenance")
     assert page.locator("#panel-provenance .note").is_hidden()
-    assert "The page of an explanation says it in words" in page.locator("#panel-verdict .verdict-words").inner_text()
+    words = page.locator("#panel-verdict").inner_text()
+    assert words.startswith("Text") and "Only the page of an explanation has answers in words" in words
     assert page.locator("#panel-verdict canvas").is_visible()  # tokens are chosen there
     for view in ("heads", "attention", "edge"):
         assert page.locator(f"#panel-{view} .note").inner_text().endswith("."), view

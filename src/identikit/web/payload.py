@@ -97,6 +97,8 @@ def _add_attention(file: File, result: EffectiveAttention, progress: Progress) -
         "readings": readings,
         "axes": _AXES,
     }
+    if result.about.get("causal") and "keys" not in file.about:
+        file.about["first"] = {"query": len(result.tokens) - 1}  # the first token sees only itself
     file.arrays |= {f"heads.{name}": array.float() for name, array in values.items()}
     if "residual" in result.source.dims:
         file.arrays["heads.residual"] = result.read("residual").float()

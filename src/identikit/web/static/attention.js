@@ -7,7 +7,7 @@ import { element, number } from "./parts.js";
 import { MeasuredHead, headMeasure, measureEnds } from "./measures.js";
 import { MAPS, MapSheet } from "./sheet.js";
 import { isSpecial, shownTokens, windowStart, WINDOW } from "./shown.js";
-import { callCode, choice, figureCanvas, headCode, headName, pickList, pointable, say, slider, tickBox, tiny } from "./figure.js";
+import { callCode, choice, figureCanvas, headCode, headName, pickList, pointable, quoted, say, slider, tickBox, tiny } from "./figure.js";
 import { attentionStrips } from "./strips.js";
 
 const ATTENTION_SLICE = 8; // milliseconds of work between two frames
@@ -249,7 +249,7 @@ function attentionMissing(site, state, map) {
   if (map === "simplex" && site.source?.live) return "Being computed.";
   if (map !== "simplex") return "This file does not hold it.";
   const code = `attention.sel(${headCode(site.view, state)}).simplex`;
-  return `Not in this file: it takes one quadratic program per row. In Python: ${code}${site.view.about.keys ? "" : ", or open the text with identikit serve"}.`;
+  return `Not in this file: it takes one quadratic program per row. In Python: ${code}${site.view.about.keys || site.view.about.images ? "" : ", or open the text with identikit serve"}.`;
 }
 
 /** Move the window to a token that was pinned elsewhere; true when it had to move. */
@@ -265,7 +265,7 @@ function attentionFollow(site, state, before) {
 /** The active cell in words; without an active key, what the row looks at most. */
 function attentionRead(site, { sheet, cursor, labels, keyLabels, moved, name }) {
   if (cursor.query < 0 && cursor.key < 0) return "The active token is not drawn.";
-  if (cursor.query < 0) return `${keyLabels[cursor.key]} is looked at most by ${strongestWords(sheet.column("raw", cursor.key), labels)}.`;
+  if (cursor.query < 0) return `${quoted(keyLabels[cursor.key])} is looked at most by ${strongestWords(sheet.column("raw", cursor.key), labels)}.`;
   const [query, key] = [labels[cursor.query], keyLabels[cursor.key]];
   if (cursor.key >= 0) {
     if (Number.isNaN(sheet.at("raw", cursor.query, cursor.key))) return sheet.head.isDifference ? `${query} → ${key} is left out.` : `${query} does not see ${key} in ${name}.`;
@@ -274,14 +274,14 @@ function attentionRead(site, { sheet, cursor, labels, keyLabels, moved, name }) 
     return `${query} → ${key} in ${name}: ${parts.join(", ")}${change}.`;
   }
   const row = sheet.row("raw", cursor.query, moved?.at === cursor.query ? site.store.get().moved : null);
-  if (!sheet.head.isDifference) return `${query} looks most at ${strongestWords(row, keyLabels)} in ${name}.`;
+  if (!sheet.head.isDifference) return `${quoted(query)} looks most at ${strongestWords(row, keyLabels)} in ${name}.`;
   const less = strongestWords(row.map((weight) => -weight), keyLabels);
-  return `In ${name}, ${query} looks more at ${strongestWords(row, keyLabels)} in the first result, and more at ${less} in the second.`;
+  return `In ${name}, ${quoted(query)} looks more at ${strongestWords(row, keyLabels)} in the first result, and more at ${less} in the second.`;
 }
 
 function strongestWords(weights, labels) {
   const places = Array.from(weights.keys()).filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
-  return places.slice(0, 3).map((at) => `${labels[at]} (${number(weights[at])})`).join(", ") || "nothing that is drawn";
+  return places.slice(0, 3).map((at) => `${quoted(labels[at])} (${number(weights[at])})`).join(", ") || "nothing";
 }
 
 /** What the reader must know to read the figure: the certificate, and everything that was left out or gathered. */

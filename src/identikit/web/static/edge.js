@@ -180,7 +180,7 @@ export class EdgeView {
     this.listedNow = now;
     const open = ({ layer, head, query }) => () => this.site.store.set({ layer, head, query, hoverQuery: -1 });
     this.listed.replaceChildren(...listed.map((one) => button(name(one), "Open this row", open(one))));
-    if (listed.length) this.listed.append(element("span", {}, "(identikit serve has all rows.)"));
+    if (listed.length && !this.site.view.about.images) this.listed.append(element("span", {}, "(identikit serve has all rows.)"));
   }
 
   /** What to say about a row that lacks something, which rows have it, and what their buttons say. */
@@ -200,7 +200,7 @@ export class EdgeView {
     }
     const listed = rows.movable(state.layer, state.head);
     const missing = row.lower ? "" : "This file has no intervals for this row. ";
-    const words = listed.length ? "These rows of the head can be dragged:" : "No row of this head can be dragged here. identikit serve can move any row.";
+    const words = listed.length ? "These rows of the head can be dragged:" : `No row of this head can be dragged here.${view.about.images ? "" : " identikit serve can move any row."}`;
     return { words: missing + words, listed, button: (one) => names[one.query] };
   }
 

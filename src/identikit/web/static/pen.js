@@ -75,7 +75,9 @@ export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Ne
 /** Words cut to a width, with an ellipsis; a guess from the number of letters, the same for both pens. */
 function shortened(words, widest, size = 12) {
   const most = Math.max(1, Math.floor(widest / (size * 0.56)));
-  return words.length <= most ? words : `${words.slice(0, Math.max(1, most - 1))}…`;
+  if (words.length <= most) return words;
+  const distinct = words.replace(/^<image (.+)>$/, "$1"); // else all patches would be cut to the same words
+  return distinct.length <= most ? distinct : `${distinct.slice(0, Math.max(1, most - 1))}…`;
 }
 
 /** A pen that writes SVG; `finish()` returns the document. */

@@ -1,6 +1,7 @@
 // A scatter of heads: two readings as axes, shaded by layer; heads that would coincide stand side by side.
 
 import { css, mixed } from "./colour.js";
+import { wordsWidth } from "./figure.js";
 
 const SCATTER = { left: 50, right: 14, top: 14, bottom: 64, unknown: 16 };
 
@@ -26,7 +27,9 @@ function roundTicks(values, count = 5) {
   const rough = (most - least || Math.abs(most) || 1) / count;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough * 0.999);
-  const [from, to] = [Math.floor(least / step + 1e-9), Math.ceil(most / step - 1e-9)];
+  const to = Math.ceil(most / step - 1e-9);
+  let from = Math.floor(least / step + 1e-9);
+  if (from === to && to > 0) from -= 1; // below, where all values are one: a share of 1 has nothing above it
   return Array.from({ length: Math.max(1, to - from) + 1 }, (_, at) => Number(((from + at) * step).toPrecision(12)));
 }
 
@@ -145,8 +148,11 @@ function scatterAxes(pen, { across, up }, { x, y }, colours) {
     pen.line(left, up.place(tick), pen.width - SCATTER.right, up.place(tick), colours.faint, { opacity: 0.6 });
     pen.text(tick.toFixed(digits(up.ticks)), left - 6, up.place(tick), colours.soft, { size: 11, align: "right" });
   }
-  for (const tick of across.ticks) {
+  const widest = Math.max(...across.ticks.map((tick) => wordsWidth(tick.toFixed(digits(across.ticks)), 11))) + 6;
+  const apart = across.place(across.ticks[1]) - across.place(across.ticks[0]);
+  for (const [at, tick] of across.ticks.entries()) {
     pen.line(across.place(tick), SCATTER.top, across.place(tick), bottom, colours.faint, { opacity: 0.6 });
+    if (at % Math.ceil(widest / apart)) continue; // its number would run into the one before
     pen.text(tick.toFixed(digits(across.ticks)), across.place(tick), bottom + 12, colours.soft, { size: 11, align: "center" });
   }
   pen.text(x.label, (left + pen.width - SCATTER.right) / 2, bottom + 32, colours.ink, { size: 12, align: "center" });

@@ -13,8 +13,10 @@ export class VerdictView {
   constructor(site) {
     this.site = site;
     this.id = "verdict";
-    this.title = "Verdict";
-    this.help = "The answers in words, and below them the text: the darker a token, the more of its attention is determined by the output. Click one to follow it through all views.";
+    const { verdict } = site.view.about;
+    this.title = verdict ? "Verdict" : "Text";
+    const answers = "The answers in words, and below them the text: the darker a token, the more of its attention is determined by the output. ";
+    this.help = `${verdict ? answers : ""}Click a token to follow it through all views.`;
     this.n = site.names.length;
     this.means = null; // determined shares over all heads
     this.laid = null;
@@ -22,8 +24,7 @@ export class VerdictView {
     this.readout = element("p", { class: "figure-readout" });
     this.whose = choice("Determined in", [["all", "all heads"], ["head", "this head"]], (strip) => site.store.set({ strip }));
     this.holder = element("div", { class: "figure-holder verdict-strip" }, this.canvas);
-    const { verdict } = site.view.about;
-    const unsaid = site.view.about.keys ? "Rows are tokens of the target, which look at columns: those of the source." : "The page of an explanation says it in words, too.";
+    const unsaid = site.view.about.keys ? "Rows are tokens of the target, and columns those of the source." : "Only the page of an explanation has answers in words.";
     const said = verdict?.sections.map(verdictSection) ?? [element("p", {}, unsaid)];
     const words = element("div", { class: "verdict-words" }, ...said);
     const scale = element("span", { class: "verdict-scale" }, "0%", element("i"), "100%");
