@@ -130,8 +130,8 @@ def _yardstick(explanation: Explanation) -> Iterator[Paragraph]:
     if found is not None:
         error = percent(found["shuffled_stderr"])
         yield Paragraph(
-            f"As a yardstick: of {found['rows']} free rows drawn at random, {percent(found['mass'])} is determined, and "
-            f"{percent(found['shuffled'])}±{error} once each row's values are shuffled over its keys.",
+            f"As a yardstick: of {found['rows']} free rows drawn at random, {percent(found['mass'])} is determined, "
+            f"and {percent(found['shuffled'])}±{error} once each row's values are shuffled over its keys.",
             {f"yardstick_{name}": value for name, value in found.items()},
         )
 
