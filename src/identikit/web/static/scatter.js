@@ -1,7 +1,6 @@
 // A scatter of heads: two readings as axes, shaded by layer; heads that would coincide stand side by side.
 
 import { css, mixed } from "./colour.js";
-import { wordsWidth } from "./figure.js";
 
 const SCATTER = { left: 50, right: 14, top: 14, bottom: 64, unknown: 16 };
 
@@ -148,7 +147,7 @@ function scatterAxes(pen, { across, up }, { x, y }, colours) {
     pen.line(left, up.place(tick), pen.width - SCATTER.right, up.place(tick), colours.faint, { opacity: 0.6 });
     pen.text(tick.toFixed(digits(up.ticks)), left - 6, up.place(tick), colours.soft, { size: 11, align: "right" });
   }
-  const widest = Math.max(...across.ticks.map((tick) => wordsWidth(tick.toFixed(digits(across.ticks)), 11))) + 6;
+  const widest = Math.max(...across.ticks.map((tick) => tick.toFixed(digits(across.ticks)).length)) * 6.1 + 6;
   const apart = across.place(across.ticks[1]) - across.place(across.ticks[0]);
   for (const [at, tick] of across.ticks.entries()) {
     pen.line(across.place(tick), SCATTER.top, across.place(tick), bottom, colours.faint, { opacity: 0.6 });
