@@ -181,8 +181,9 @@ def test_progress_counts_candidates(llama: Model, monkeypatch: pytest.MonkeyPatc
 
 def test_what_takes_long_is_said_beforehand(llama: Model, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("identikit.tokens.invert.expected_seconds", lambda *_: 1200.0)
-    with pytest.warns(UserWarning, match="12 positions among 60 tokens takes about 20 minutes"):
+    with pytest.warns(UserWarning, match="12 positions among 60 tokens takes about 20 minutes") as warned:
         ik.invert(llama, TEXT)
+    assert [one.filename for one in warned] == [__file__]  # the caller's line is shown, not one of ours
     monkeypatch.undo()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -197,7 +197,7 @@ class Inversion:
             warnings.warn(
                 f"Inverting {steps} positions among {size:,} tokens takes about {duration(seconds)} on this machine. "
                 "Choose some positions, or lower layers.",
-                stacklevel=4,
+                stacklevel=5,
             )
         done = 0.0
 
