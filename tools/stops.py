@@ -93,12 +93,15 @@ class Stopping:
 
     def row(self, whole: Future[dict[str, str]]) -> str:
         """Stop the run at all times, let it end, and return a row of the table; `whole` will be the right tables."""
-        found = [self.stop(seconds) for seconds in SECONDS]
+        stops = [self.stop(seconds) for seconds in SECONDS]
         ended = subprocess.run(self.line(), capture_output=True, text=True, check=False)
         assert ended.returncode == 0, (self.out.name, ended.stderr)
-        assert tables(self.out) == whole.result() != {}, f"{self.out.name}: the tables differ"
-        longest = max(took for _, took in found)
-        kept = ", ".join(kept for kept, _ in found)
+        right = whole.result()
+        found = tables(self.out)
+        differing = [name for name in found.keys() | right.keys() if found.get(name) != right.get(name)]
+        assert right and not differing, f"{self.out.name}: {', '.join(sorted(differing))} differ"
+        longest = max(took for _, took in stops)
+        kept = ", ".join(kept for kept, _ in stops)
         return (
             f"| {self.engine} | {self.name} | {self.number.name} | {kept} of {held(self.out)} | {longest:.1f} s | yes |"
         )

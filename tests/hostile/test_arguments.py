@@ -28,7 +28,7 @@ WRONG: dict[str, dict[str, Any]] = {
              "tower": "north", "revision": 1.5,
              "trust_remote_code": "yes"},
     "explain": {"model": None, "text": 5, "probes": 1.5, "maps": "naive", "measures": "zebra", "target": "w5",
-                "seconds": -1.0, "truncate": "yes", "progress": 5},
+                "seconds": -1.0, "truncate": "yes", "progress": 5, "ready": 5},
     "effective_attention": {"model": "bert", "text": 5, "target": "w5", "generate": 3, "attention": "cross",
                             "layers": 99, "heads": [1.5], "bias": 1, "mass": None,
                             "tolerance": math.nan, "dtype": torch.int8, "truncate": "yes", "max_tokens": 0,

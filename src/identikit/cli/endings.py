@@ -34,8 +34,8 @@ _AGAIN_SECONDS = 0.05  # until a signal that came in a destructor is sent again
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
 OPTIONS: ContextVar[Mapping[str, str] | None] = ContextVar("OPTIONS", default=None)
-REPORT_TO: ContextVar[str | None] = ContextVar("REPORT_TO", default=None)  # the experiment tracker of this command
 """The options of the command that runs, by their names in Python; None before one does."""
+REPORT_TO: ContextVar[str | None] = ContextVar("REPORT_TO", default=None)  # the experiment tracker of this command
 
 
 @dataclass

@@ -93,7 +93,7 @@ def _headline(explanation: Explanation) -> Paragraph:
         tokens = len(explanation.tokens)
         width = explanation.about["d_value"]
         return Paragraph(
-            "All of it is determined by the output: no row has an alternative, which is other attention with the same "
+            "All of it is determined by the output: no row has an alternative, that is, other attention with the same "
             f"head output. With {counted(tokens, 'token')} and values of {width} dimensions, the values that a query "
             "sees are linearly independent.",
             {"free_rows": free, "tokens": tokens, "d_value": width},

@@ -193,7 +193,8 @@ def results_of(
         if not running:
             return
         free = []
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
+        done = wait(running, return_when=FIRST_COMPLETED).done
+        for future in sorted(done, key=lambda one: one.exception() is not None):  # what was computed beside is not lost
             task, worker = running.pop(future)
             free.append(worker)
             result, caught = future.result()

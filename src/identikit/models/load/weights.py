@@ -195,6 +195,7 @@ def place_of(module: nn.Module) -> torch.device:
 def offloaded_again(model: nn.Module) -> Iterator[None]:
     """Have hooks of accelerate work in derivatives; take out at the end what they brought in for a run cut short."""
     modules = [module for module in model.modules() if offloading(module)]
+    away = [module for module in modules if not _is_in(module)]
     hooks = [hook for module in modules for hook in offloading(module)]
     kept = [(hook, hook.tied_params_map, hook.tied_params_names) for hook in hooks]
     try:
@@ -206,10 +207,14 @@ def offloaded_again(model: nn.Module) -> Iterator[None]:
         for hook, tied, names in kept:
             hook.tied_params_map = tied
             hook.tied_params_names = names
-        for module in modules:
-            if any(not weight.is_meta for weight in module.parameters(recurse=False)):
-                for hook in offloading(module):
-                    hook.post_forward(module, ())
+        for module in filter(_is_in, away):
+            for hook in offloading(module):
+                hook.post_forward(module, ())
+
+
+def _is_in(module: nn.Module) -> bool:
+    """Tell whether a weight of the module itself is in memory."""
+    return any(not weight.is_meta for weight in module.parameters(recurse=False))
 
 
 # NaN and infinity
