@@ -69,7 +69,8 @@ class Images:
 
         high, wide = _sides(config.patch_size)
         height, width = features.shape[1:]
-        rows, columns = height // high, width // wide
+        rows = height // high
+        columns = width // wide
         first = len(self._before(config))
         grid = {"rows": rows, "columns": columns, "box": [0.0, 0.0, float(columns * wide), float(rows * high)]}
         grid |= {"tokens": list(range(first, first + rows * columns)), "overview": False, "from": [0, 0]}
