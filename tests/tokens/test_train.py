@@ -112,6 +112,26 @@ def test_tasks_that_have_stopped_take_no_steps(monkeypatch):
     assert steps == long + short * (settings.epochs - stopped) / settings.epochs
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("shape", [(7, 33, 65), (5, 1, 1000)])
+def test_a_step_on_a_gpu_is_the_same(shape):
+    """The first member is idle: nothing of it moves."""
+    from identikit.tokens.adam_cuda import adam
+
+    numbers = torch.Generator().manual_seed(0)
+    tensors = [torch.rand(shape, generator=numbers) for _ in range(4)]
+    coefficients = torch.rand(4, shape[0], 1, 1, generator=numbers)
+    coefficients[:, 0, 0, 0] = torch.tensor([0, 1, 1, torch.inf])
+    tensors[1][0] = 0
+    here = [tensor.double() for tensor in tensors]
+    there = [tensor.cuda() for tensor in tensors]
+    train._adam(*here, coefficients.double())
+    adam(*there, coefficients.cuda(), kept=1 - train._BETAS[1])
+    assert torch.equal(there[0][0].cpu(), tensors[0][0])
+    for stepped, expected in zip(there, here, strict=True):
+        torch.testing.assert_close(stepped.cpu().double(), expected, rtol=1e-6, atol=1e-7)
+
+
 def test_training_is_repeatable_and_depends_on_the_seed():
     given = states(hidden=noisy, layers=2)
     first, again, other = (

@@ -9,7 +9,7 @@ ends the same in any company.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -171,7 +171,7 @@ class _Stack:
             orders.append(epoch_order(rows, seed=self.settings.seed, fold=group.fold, epoch=self.epoch))
         rows, valid = _in_batches(orders, self.settings.batch_size, self.device)
         coefficients = self._adam_coefficients(rows.shape[1])
-        adam = _fused_adam() if self.device.type == "cuda" else _adam
+        adam = _adam_on(self.device)
         for step in range(rows.shape[1]):
             gradients = self._gradients(rows[:, step], valid[:, step])
             for name, gradient in gradients.items():
@@ -300,10 +300,13 @@ def _adam(
     parameters.addcdiv_(first, torch.addcmul(shift, second.sqrt(), scale), value=-1)
 
 
-@cache
-def _fused_adam() -> Callable[..., None]:
-    """Return `_adam` compiled: it passes over memory once, where eager mode takes five passes."""
-    return torch.compile(_adam, dynamic=True)
+def _adam_on(device: torch.device) -> Callable[..., None]:
+    """Return what takes a step of Adam there: on a GPU, a kernel that passes over memory once."""
+    if device.type != "cuda":
+        return _adam
+    from identikit.tokens.adam_cuda import adam
+
+    return partial(adam, kept=1 - _BETAS[1])
 
 
 def _in_batches(
