@@ -1,9 +1,10 @@
 """Draw what survives of readings of attention.
 
-    python docs/pictures/survives.py --runs NAME=RUN… --lengths NAME=RUN… --roles FOLDER
+    python docs/pictures/survives.py --runs NAME=RUN… --lengths NAME=RUN… --roles FOLDER --agreement FOLDER
 
 Each run is a folder that `identikit measures` wrote; `--lengths` takes several of one name, of texts cut to several
-lengths. The roles are a saved result of `ik.head_scores` that has "induction" among its scores.
+lengths. The roles are a saved result of `ik.head_scores` that has "induction" among its scores; the agreement is one
+of `ik.agreement`.
 """
 
 import argparse
@@ -82,6 +83,35 @@ def roles(folder: Path, where: Path) -> None:
     plt.close(figure)
 
 
+def agreement(folder: Path, where: Path) -> None:
+    """Draw how alike measures rank sources, pair by pair, and how much of each ranking is determined."""
+    found = ik.open_result(folder)
+    names = [str(name).replace("_", " ") for name in found.axis("measure").values]
+    places = range(len(names))
+    with plt.rc_context(STYLE):
+        figure, (pairs, bars) = plt.subplots(
+            1, 2, figsize=(6.8, 2.8), layout="constrained", sharey=True, width_ratios=[1.25, 1]
+        )
+        means = found.read("correlation")
+        errors = found.read("correlation_stderr")
+        others = means.masked_fill(means == 1, float("nan"))
+        pairs.imshow(others, cmap="Blues", vmin=0, vmax=2, aspect="auto")  # half of the scale: text stays readable
+        for row, column in product(places, places):
+            if row != column:
+                written = f"{means[row, column]:.2f}\n±{errors[row, column]:.2f}"
+                pairs.text(column, row, written, ha="center", va="center", fontsize=7)
+        pairs.set(xticks=places, yticks=places, yticklabels=names)
+        pairs.set_xticklabels([name.replace(" ", "\n") for name in names], fontsize=7)
+        pairs.set_title("rank correlation of two measures", loc="left", fontsize=8)
+        bars.barh(places, found.read("determined"), xerr=found.read("determined_stderr"), height=0.6, color="#9CC9E8")
+        bars.set(xlim=(0, 1.03), xlabel="share of pairs of sources")
+        bars.set_title("ranking that is determined, at least", loc="left", fontsize=8)
+        bars.grid(axis="x")
+        bars.set_axisbelow(True)
+        figure.savefig(where, dpi=160, facecolor="white")
+    plt.close(figure)
+
+
 def named(pairs: list[str]) -> dict[str, list[Path]]:
     """Return the runs of each name."""
     found: dict[str, list[Path]] = {}
@@ -96,6 +126,7 @@ if __name__ == "__main__":
     parser.add_argument("--runs", nargs="+", default=[], metavar="NAME=RUN")
     parser.add_argument("--lengths", nargs="+", default=[], metavar="NAME=RUN")
     parser.add_argument("--roles", type=Path, metavar="FOLDER")
+    parser.add_argument("--agreement", type=Path, metavar="FOLDER")
     given = parser.parse_args()
     here = Path(__file__).parent
     if given.runs:
@@ -104,3 +135,5 @@ if __name__ == "__main__":
         cut_texts(named(given.lengths), here / "lengths.png")
     if given.roles:
         roles(given.roles, here / "roles.png")
+    if given.agreement:
+        agreement(given.agreement, here / "agreement.png")
