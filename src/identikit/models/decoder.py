@@ -13,7 +13,6 @@ from transformers import GenerationMixin
 
 from identikit.checks import is_collection, known, no_effect, shortened, whole_number
 from identikit.errors import InputError
-from identikit.models import families
 from identikit.models.load.check import prove
 from identikit.models.load.load import quiet
 from identikit.models.model import Model, checked_model
@@ -32,7 +31,7 @@ class DecoderModel(Model):
     """
 
     def __init__(self, encoder: Model, attention: str):
-        assert encoder.whole is not None
+        assert encoder.whole is not None and encoder.family.decoder is not None
         self.encoder = encoder
         self.side = attention
         self.whole = encoder.whole
@@ -40,7 +39,7 @@ class DecoderModel(Model):
         self.turns_on = encoder.turns_on
         self.name = encoder.name
         self.revision = encoder.revision
-        self.family = families.decoder_row(encoder.family, attention)
+        self.family = encoder.family.decoder[attention]
         self._open(encoder.whole, encoder.tokenizer if encoder.writer is None else encoder.writer)
 
     def encode(
