@@ -174,8 +174,11 @@ class FeatureSource:
 
 def encode_features(source: FeatureSource, inputs: object, room: Room, *, keep: bool = True) -> list[Encoded]:
     """Turn an image or sound, or a list of them, into tokens with features; with `keep=False` features are dropped."""
-    encoded = [source.kind.encode(value, name, source, room) for name, value in named(inputs, source.kind.modality)]
-    return encoded if keep else [replace(each, features=None) for each in encoded]
+    results = []
+    for name, value in named(inputs, source.kind.modality):
+        encoded = source.kind.encode(value, name, source, room)
+        results.append(encoded if keep else replace(encoded, features=None))
+    return results
 
 
 def _encoded(tokens: tuple[str, ...], special: list[bool], features: Tensor, modality: str) -> Encoded:
