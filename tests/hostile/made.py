@@ -18,7 +18,7 @@ import identikit as ik
 from tests.cli.made import Done
 from tests.cli.made import run as ended
 from tests.hostile.judging import Refused
-from tests.models import tiny
+from tests.models import made as tiny_models
 
 TEXT = "w5 w6 w7 w8 w9 w10 w11 w12 w13"
 TEXTS = [f"w{i} w{i + 1} w{i + 2}" for i in range(10, 46)]  # more than a block of a run holds
@@ -37,9 +37,8 @@ def saved(name: str) -> Path:
     """Return the folder of the tiny model called `name`, with its tokenizer; copy it before changing anything."""
     folder = workshop() / name
     hf.utils.logging.disable_progress_bar()
-    tiny.build(name).save_pretrained(folder)
+    tiny_models.saved(folder, name)
     hf.utils.logging.enable_progress_bar()
-    tiny.tokenizer().save_pretrained(folder)
     return folder
 
 

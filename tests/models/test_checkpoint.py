@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 import identikit as ik
 from identikit.models.load.fingerprint import identity_of
 from tests.models import tiny
-from tests.models.test_weights import lora, rewritten, saved
+from tests.models.made import rewritten, saved
+from tests.models.test_weights import lora
 
 
 def restored(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:

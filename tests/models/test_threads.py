@@ -19,6 +19,7 @@ from identikit.models.machine import products
 from identikit.models.model import Model
 from identikit.models.surroundings import turn
 from tests.models import tiny
+from tests.models.made import saved
 from tests.models.state import state_of
 
 TEXT, SHORT = "w4 w9 w4 w11 w30 w5 w4", "w4 w9 w4"
@@ -120,13 +121,11 @@ def test_threads_share_settings_of_the_process():
 
 
 def test_two_threads_load_at_once(tmp_path: Path):
-    hf = tiny.build("llama")
-    hf.save_pretrained(tmp_path)
-    tiny.tokenizer().save_pretrained(tmp_path)
+    saved(tmp_path)
     expected = {
         name: ik.effective_attention(ik.load(tmp_path, dtype=name), TEXT).raw for name in ("float32", "bfloat16")
     }
-    before = state_of(hf)
+    before = state_of(torch.nn.Module())
 
     def load(name: str) -> bool:
         loaded = [ik.load(tmp_path, dtype=name) for _ in range(2)]
@@ -134,7 +133,7 @@ def test_two_threads_load_at_once(tmp_path: Path):
         return all(right) and {str(model.dtype) for model in loaded} == {f"torch.{name}"}
 
     assert together(lambda: load("float32"), lambda: load("bfloat16")) == [True, True]
-    assert state_of(hf) == before
+    assert state_of(torch.nn.Module()) == before
 
 
 @pytest.mark.parametrize(

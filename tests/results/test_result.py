@@ -324,14 +324,6 @@ def test_bounds_that_were_not_computed_are_not_said(attention: Any):
     assert "in all alternatives, which are attention with the same output" in str(known)
 
 
-def test_token_ids_are_a_text(model: ik.Model, attention: Any):
-    ids = model.encode(TEXT)[0].ids
-    found = ik.effective_attention(model, list(ids), layers=[0])
-    assert found.tokens == attention.tokens
-    one, two = ik.effective_attention(model, [list(ids), TEXT[0]], layers=[0])
-    assert one.tokens == found.tokens and len(two.tokens) < len(one.tokens)
-
-
 def test_an_opened_result_has_no_model_and_says_so(results: dict[str, Result], tmp_path: Path):
     needs: dict[str, Callable[[Any], Any]] = {
         "attention": lambda result: result.verify(),
