@@ -119,10 +119,6 @@ class DecoderModel(Model):
         """Return made-up targets of these lengths, each with a source that is longer by two."""
         return replace(super().sample(lengths), source=self.encoder.sample(tuple(n + 2 for n in lengths)))
 
-    def names(self, texts: list[Any]) -> list[Any]:
-        """Return what stands for texts in provenance."""
-        return [encoded.text for encoded in self.encode(texts, truncate=True, features=False)]
-
 
 def stacks(reading: Reading) -> list[tuple[Model, TokenBatch]]:
     """Return what reads a text's inputs, in their order: the model, and where it is a decoder then its encoder."""
