@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from identikit.errors import IdentikitError, ModelError
+from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.table import Family
 from identikit.models.taps.tap import AttentionCall, Place, Visitor, visiting
@@ -163,20 +163,6 @@ def watching(
             f"Reading {name}: its {len(watch.blocks)} blocks called the tapped attention {place.calls} times, not once "
             "each. Its attention does not go through transformers' attention interface as identikit needs."
         )
-
-
-@contextmanager
-def failing_clearly(name: str, given: str, advice: str) -> Iterator[None]:
-    """Say in a line that a model fails on what it is given: its modules are the user's, and raise what they like."""
-    try:
-        yield
-    except IdentikitError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
-        raise ModelError(
-            f"Reading {name}: it failed on {given} ({type(error).__name__}: {reason}). {advice}"
-        ) from error
 
 
 def check_layers_agree(name: str, calls: list[AttentionCall]) -> None:

@@ -13,20 +13,11 @@ from transformers import PreTrainedModel
 
 from identikit.errors import InputError, ModelError
 from identikit.models import families
-from identikit.models.blocks import (
-    Block,
-    Split,
-    Trace,
-    Watch,
-    check_layers_agree,
-    embedding_tail,
-    failing_clearly,
-    watching,
-)
+from identikit.models.blocks import Block, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
 from identikit.models.load.fingerprint import Identity, identity_of
 from identikit.models.load.linear import differentiable, vocabulary_size
 from identikit.models.load.weights import check_finite, check_in_place, packing_of, place_of
-from identikit.models.surroundings import Makeup, as_written, makeup, turn, undisturbed
+from identikit.models.surroundings import Makeup, as_written, failing_clearly, makeup, turn, undisturbed
 from identikit.models.taps.tap import AttentionCall, Visitor
 from identikit.results.axis import Index, chosen
 from identikit.results.provenance import Provenance, code_hash, package_versions, text_hash

@@ -13,11 +13,11 @@ import torch
 
 from identikit.errors import ModelError
 from identikit.models import families
-from identikit.models.blocks import Trace, failing_clearly, first_output
+from identikit.models.blocks import Trace, first_output
 from identikit.models.load.linear import ROUNDED, linear_bias
 from identikit.models.load.weights import broken_weight
 from identikit.models.model import Model
-from identikit.models.surroundings import makeup, undisturbed
+from identikit.models.surroundings import failing_clearly, makeup, undisturbed
 from identikit.models.taps.switch import switched
 from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Tensor
