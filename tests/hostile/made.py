@@ -120,14 +120,7 @@ def same(result: Any, expected: Any, *, within: float = 1e-5) -> None:
 
 def stock_attention(model: hf.PreTrainedModel, ids: list[int]) -> torch.Tensor:
     """Return raw attention (layer, head, query, key) as transformers itself computes it, one text without padding."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        with torch.no_grad():
-            made = model(input_ids=torch.tensor([ids]), output_attentions=True, return_dict=True)
-    finally:
-        model.set_attn_implementation(before)
-    return torch.cat(made.attentions).double()
+    return torch.cat(tiny_models.stock_attention(model, input_ids=torch.tensor([ids]))).double()
 
 
 def content(folder: Path) -> dict[str, bytes]:

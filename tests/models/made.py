@@ -1,4 +1,4 @@
-"""Folders of tiny models, and a model's answers to every question, for the tests that change something about it."""
+"""Folders of tiny models, and what a model says of a text: its own attention, and its answers to every question."""
 
 import json
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers as hf
 
 import identikit as ik
 from tests.models import tiny
@@ -26,6 +27,17 @@ def rewritten(folder: Path, change: Callable[[dict], object], name: str = "confi
     change(content)
     (folder / name).write_text(json.dumps(content))
     return folder
+
+
+def stock_attention(model: hf.PreTrainedModel, **arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Return each layer's raw attention as transformers itself computes it, eagerly."""
+    implementation = model.config._attn_implementation
+    model.config._attn_implementation_internal = "eager"
+    try:
+        with torch.no_grad():
+            return model(**arguments, output_attentions=True, return_dict=True).attentions
+    finally:
+        model.config._attn_implementation_internal = implementation
 
 
 def answers(model: ik.Model) -> dict[str, torch.Tensor]:
