@@ -20,6 +20,7 @@ from identikit.results.files import seal_json, unseal_json
 from identikit.results.measure import Attribute
 from identikit.results.result import CLASSES, Result
 from identikit.tokens.protocol import Settings
+from tests.hostile.judging import unclear
 from tests.hostile.made import strict_json
 from tests.models import tiny
 
@@ -376,10 +377,21 @@ def test_damaged_folders_are_refused(results: dict[str, Result], tmp_path: Path)
         (seal_json(known | {"files": {"../outside": "", **known["files"]}}), "files that are not its own"),
         (seal_json(known | {"files": {"/etc/passwd": "", **known["files"]}}), "files that are not its own"),
         (seal_json(known | {"files": []}), "files that are not its own"),
+        # The seal is right: it says that nothing happened to the file, not that we wrote it.
+        (seal_json(known | {"kind": ["identity map"]}), "are not known"),
+        (seal_json(known | {"about": []}), "it is damaged"),
+        (seal_json(known | {"about": {}}), "it is damaged"),
+        (seal_json(known | {"about": known["about"] | {"tokens": [1, 2]}}), "it is damaged"),
+        (seal_json(known | {"provenance": known["provenance"] | {"model": 5}}), "it is damaged"),
+        (seal_json(known | {"provenance": known["provenance"] | {"settings": []}}), "it is damaged"),
+        (seal_json(known | {"axes": [first | {"name": None}, *known["axes"][1:]]}), "do not fit"),
+        (seal_json(known | {"axes": 5}), "it is damaged"),
+        (seal_json(known | {"dims": 5}), "it is damaged"),
     ):
         about.write_bytes(wrong)
-        with pytest.raises(ik.InputError, match=message):
+        with pytest.raises(ik.InputError, match=message) as refusal:
             ik.open_result(folder)
+        assert unclear(str(refusal.value)) == ""
     arrays.unlink()
     about.write_text(words)
     with pytest.raises(ik.InputError, match=r"there is no arrays.safetensors"):
