@@ -93,13 +93,6 @@ def test_what_cannot_be_the_name_of_a_file_is_refused(name: str):
             call(name)
 
 
-def test_what_a_result_says_cannot_be_set():
-    result = MAKERS["intervals"]()
-    for name in ("raw", "gap", "epsilon", "axes"):
-        with pytest.raises(AttributeError):
-            setattr(result, name, 5)
-
-
 def test_an_option_without_effect_is_refused():
     attention = ik.effective_attention(tiny.shared("bert"), TEXT, layers=0)
     for part in (attention.sel(layer=0, head=0), attention.intervals(layer=0, head=0)):

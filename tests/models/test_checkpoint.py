@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from huggingface_hub.utils import logging as hub_logging
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging as hf_logging
 
 import identikit as ik
 from identikit.models.load.fingerprint import identity_of
@@ -26,11 +28,13 @@ def restored(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) ->
 
 
 def refused(folder: Path, words: str, **options) -> None:
-    """A folder is refused with these words, in one line that begins with its name."""
+    """A folder is refused with these words, in one line that begins with its name; libraries stay as loud as they were."""
+    before = hf_logging.get_verbosity(), hub_logging.get_verbosity()
     with pytest.raises(ik.ModelError, match=words) as caught:
         ik.load(folder, **options)
     message = str(caught.value)
     assert "\n" not in message and message.startswith(("Loading ", "Reading ")) and message.endswith("."), message
+    assert (hf_logging.get_verbosity(), hub_logging.get_verbosity()) == before
 
 
 # Weights that would be left out

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils import logging as hub_logging
 from transformers.utils import logging as hf_logging
 
 import identikit as ik
@@ -103,6 +104,7 @@ def test_derivatives_of_two_models_do_not_meet():
 def test_threads_share_settings_of_the_process():
     """However calls overlap, the last to end gives back what the first found."""
     hf_logging.set_verbosity_info()
+    hub_logging.set_verbosity_info()
     torch.set_float32_matmul_precision("medium")
     hf = tiny.build("bert")
     try:
@@ -117,6 +119,7 @@ def test_threads_share_settings_of_the_process():
             assert state_of(hf) == before
     finally:
         hf_logging.set_verbosity_warning()
+        hub_logging.set_verbosity_warning()
         torch.set_float32_matmul_precision("highest")
 
 
