@@ -18,7 +18,7 @@ import identikit as ik
 from tests.cli.made import Done
 from tests.cli.made import run as ended
 from tests.hostile.judging import Refused
-from tests.models import tiny
+from tests.models import made as tiny_models
 
 TEXT = "w5 w6 w7 w8 w9 w10 w11 w12 w13"
 TEXTS = [f"w{i} w{i + 1} w{i + 2}" for i in range(10, 46)]  # more than a block of a run holds
@@ -37,9 +37,8 @@ def saved(name: str) -> Path:
     """Return the folder of the tiny model called `name`, with its tokenizer; copy it before changing anything."""
     folder = workshop() / name
     hf.utils.logging.disable_progress_bar()
-    tiny.build(name).save_pretrained(folder)
+    tiny_models.saved(folder, name)
     hf.utils.logging.enable_progress_bar()
-    tiny.tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -121,14 +120,7 @@ def same(result: Any, expected: Any, *, within: float = 1e-5) -> None:
 
 def stock_attention(model: hf.PreTrainedModel, ids: list[int]) -> torch.Tensor:
     """Return raw attention (layer, head, query, key) as transformers itself computes it, one text without padding."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        with torch.no_grad():
-            made = model(input_ids=torch.tensor([ids]), output_attentions=True, return_dict=True)
-    finally:
-        model.set_attn_implementation(before)
-    return torch.cat(made.attentions).double()
+    return torch.cat(tiny_models.stock_attention(model, input_ids=torch.tensor([ids]))).double()
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -3,21 +3,17 @@
 Surroundings such as autocast are in `tests/models/test_surroundings.py`.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
-from huggingface_hub.utils import logging as hub_logging
-from transformers.utils import logging as hf_logging
 
 import identikit as ik
 from tests.hostile.judging import refused
-from tests.hostile.made import TEXT, copied, same, saved
+from tests.hostile.made import TEXT, same
 from tests.models import tiny
 from tests.models.state import state_of
 
@@ -32,15 +28,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 def expected(call: str) -> Any:
     """Return the answer in plain surroundings."""
     return CALLS[call](tiny.loaded("bert"))
-
-
-@contextmanager
-def switched(switch: Callable[[Any], object], to: Any, back: Any) -> Iterator[None]:
-    switch(to)
-    try:
-        yield
-    finally:
-        switch(back)
 
 
 def look_at_everything(model: hf.PreTrainedModel) -> None:
@@ -111,17 +98,3 @@ def test_a_block_that_was_put_in_after_loading_is_refused():
     model.hf.encoder.layer[1] = tiny.build("bert", seed=1).encoder.layer[1]
     with refused("block 1"):
         ik.effective_attention(model, TEXT)
-
-
-@pytest.mark.parametrize("level", [10, 40])
-def test_the_libraries_are_as_loud_as_before(level: int, tmp_path: Path):
-    broken = copied("bert", tmp_path)
-    (broken / "config.json").write_text("{")
-    with (
-        switched(hf_logging.set_verbosity, level, hf_logging.get_verbosity()),
-        switched(hub_logging.set_verbosity, level, hub_logging.get_verbosity()),
-    ):
-        CALLS["attention"](ik.load(saved("bert")))
-        with suppress(ik.ModelError):
-            ik.load(broken)
-        assert hf_logging.get_verbosity() == hub_logging.get_verbosity() == level

@@ -67,17 +67,15 @@ WINDOWS |= {"modernbert": {1: 3}, "qwen2": {1: 6, 2: 6}}
 CHUNKS = {"llama4": _ENDS, "llama4-text": _ENDS}
 MASKED = {*WINDOWS, *CHUNKS}
 WHOLE = {name for name in NAMES if not tiny.family(name).splits}  # blocks that do not come apart
-# Families without absolute positions, which may be padded on the left though they take no `position_ids`.
-RELATIVE = ["t5", "mt5", "umt5", "xlnet", "jamba", "deberta-v2"]
 
 
-def batch_of(model: Model, lengths: tuple[int, ...], side: str = "right") -> TokenBatch:
+def batch_of(model: Model, lengths: tuple[int, ...]) -> TokenBatch:
     if model.modality != "text":
         return model.sample(lengths)
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(3, tiny.VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
     encoded = [Encoded(tuple(ids), None, (False,) * len(ids), tuple(map(str, ids)), (), "made up") for ids in texts]
-    return collate(encoded, pad_id=0, side=side)
+    return collate(encoded, pad_id=0)
 
 
 def captured(model: Model, batch: TokenBatch) -> list[AttentionCall]:
@@ -131,14 +129,11 @@ def test_head_output_is_rebuilt_from_what_is_captured(name: str):
             assert relative(call.weights()[row, head, :length] @ call.value[row, shared], expected) < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("name", "side"),
-    [(n, "right") for n in NAMES if n in STRUCTURES and tiny.family(n).positions] + [(n, "left") for n in RELATIVE],
-)
-def test_padded_batch_is_one_by_one(name: str, side: str):
+@pytest.mark.parametrize("name", [name for name in NAMES if name in STRUCTURES and tiny.family(name).positions])
+def test_padded_batch_is_one_by_one(name: str):
     """On the other side than in the proof, which pads on the left where there are `position_ids`."""
     model = tiny.shared(name, dtype=torch.float64)
-    batch = batch_of(model, (11, 4, 8), side)
+    batch = batch_of(model, (11, 4, 8))
     together = model.trace(batch)
     for row, kept in enumerate(batch.keep):
         alone = model.trace(text_alone(batch, row))
@@ -150,7 +145,7 @@ def test_padded_batch_is_one_by_one(name: str, side: str):
 @pytest.mark.parametrize("name", ["bert", "t5", "mistral", "xlnet", "falcon-rw", "deberta-v2"])
 def test_a_text_of_a_batch_is_the_text_alone(name: str):
     model = tiny.shared(name, dtype=torch.float64)
-    batch = batch_of(model, (9, 6), "left" if model.causal else "right")
+    batch = batch_of(model, (9, 6))
     together, alone = captured(model, batch), captured(model, batch_of(model, (9, 6)))
     positions = batch.keep[1].nonzero()[:, 0]
     for call, other in zip(together, alone, strict=True):
@@ -267,18 +262,6 @@ def test_what_cannot_be_read_is_refused_in_words(build, message: str):
     with pytest.raises(ModelError, match=message) as caught:
         Model(build(), tiny.tokenizer(), name="refused")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["t5-both", "bart"])
-def test_two_stacks_are_read_through_their_encoder(name: str):
-    both = tiny.build(name)
-    model = Model(both, tiny.tokenizer(), name=name)
-    assert model.hf is both.get_encoder()
-    batch = batch_of(model, (6,))
-    with torch.no_grad():
-        own = both.get_encoder()(input_ids=batch.ids).last_hidden_state
-        norm = getattr(model.hf, "final_layer_norm", nn.Identity())
-        assert relative(norm(model.trace(batch).hidden[-1]), own) < 1e-5
 
 
 # What makes a row wrong though the parts that it names are there.

@@ -100,22 +100,29 @@ def test_a_fingerprint_is_of_what_is_read():
 
 
 @pytest.mark.parametrize(
-    ("name", "field", "paths", "message"),
+    ("name", "attention", "field", "path", "message"),
     [
-        ("bart", "cross", ("encoder_attn.out_proj", "encoder_attn.k_proj"), "values are the value layer's"),
-        ("bart", "cross", ("self_attn.out_proj", "encoder_attn.v_proj"), "head outputs times H is the module's output"),
-        ("t5-both", "own", ("layer.1.EncDecAttention.o", "layer.0.SelfAttention.v"), "head outputs times H"),
-        ("marian", "blocks", "decoder.layers.0", "1 blocks called the tapped attention 4 times, not once each"),
-        ("marian", "blocks", "encoder.layers.*", r"block 0 \(MarianEncoderLayer\) called the tapped attention 1 times"),
+        ("bart", "cross", "value", "encoder_attn.k_proj", "values are the value layer's"),
+        ("bart", "cross", "output", "self_attn.out_proj", "head outputs times H is the module's output"),
+        ("t5-both", "decoder", "output", "layer.1.EncDecAttention.o", "head outputs times H"),
+        (
+            "marian",
+            "cross",
+            "blocks",
+            "decoder.layers.0",
+            "1 blocks called the tapped attention 4 times, not once each",
+        ),
+        ("marian", "cross", "blocks", "encoder.layers.*", r"block 0 \(MarianEncoderLayer\) called .* 1 times"),
     ],
 )
-def test_a_wrong_row_is_refused(monkeypatch, name: str, field: str, paths: Any, message: str):
+def test_a_wrong_row_is_refused(monkeypatch, name: str, attention: str, field: str, path: str, message: str):
     row = tiny.family(name)
-    wrong = replace(row, decoder=replace(row.decoder, **{field: paths}))
+    assert row.decoder is not None
+    wrong = replace(row, decoder={**row.decoder, attention: replace(row.decoder[attention], **{field: path})})
     monkeypatch.setitem(families.FAMILIES, tiny.BUILDERS[name].config().model_type, wrong)
     model = tiny.two_stacks(name)
     with pytest.raises(ik.ModelError, match=message):
-        read(model, name, "decoder" if field == "own" else "cross")
+        read(model, name, attention)
 
 
 # Targets

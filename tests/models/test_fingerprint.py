@@ -1,6 +1,5 @@
 """The fingerprint: it tells apart what computes differently, and nothing else, and a changed model is noticed."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import identikit as ik
 from identikit.models.load import fingerprint
 from identikit.models.load.fingerprint import identity_of
 from tests.models import tiny
+from tests.models.made import rewritten, saved
 
 TEXT = "w5 w6 w7 w8 w9 w10"
 CHANGED = r"its weights, configuration or tokenizer changed after it was first read.*again"
@@ -28,15 +28,11 @@ def of(model: Any, reader: Any = None) -> str:
 
 
 def test_the_same_model_is_the_same_wherever_it_comes_from(tmp_path: Path):
-    model = tiny.build("llama")
-    model.save_pretrained(tmp_path)
-    tiny.tokenizer().save_pretrained(tmp_path)
-    own = ik.load(model, tiny.tokenizer()).fingerprint
-    assert ik.load(tmp_path).fingerprint == own
-    tiny.build("llama").save_pretrained(tmp_path, max_shard_size="20KB")
-    (tmp_path / "model.safetensors").unlink()
-    assert ik.load(tmp_path).fingerprint == own
-    assert ik.load(tmp_path, dtype="float64").fingerprint != own
+    own = ik.load(tiny.build("llama"), tiny.tokenizer()).fingerprint
+    assert ik.load(saved(tmp_path / "whole")).fingerprint == own
+    sharded = saved(tmp_path / "sharded", max_shard_size="20KB")
+    assert ik.load(sharded).fingerprint == own
+    assert ik.load(sharded, dtype="float64").fingerprint != own
 
 
 # Sums of tensors
@@ -188,11 +184,8 @@ def test_readers_of_every_kind_have_a_content():
 
 
 def test_a_random_pooler_is_no_part_of_a_model(tmp_path: Path):
-    model = tiny.build("bert-mlm")
-    config = model.config.to_dict() | {"architectures": ["BertModel"]}
-    model.save_pretrained(tmp_path)
-    tiny.tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    model: Any = tiny.build("bert-mlm")
+    rewritten(saved(tmp_path, "bert-mlm"), lambda config: config.update(architectures=["BertModel"]))
     first, second = ik.load(tmp_path), ik.load(tmp_path)
     assert first.fingerprint == second.fingerprint and first.hf.pooler is None
     without = hf.BertModel(model.config, add_pooling_layer=False)

@@ -12,22 +12,13 @@ from identikit.models.families import FAMILIES
 from identikit.models.model import Model
 from identikit.models.taps.tap import LONGEST_MASK, RowMask
 from tests.models import tiny
+from tests.models.made import stock_attention
 from tests.models.test_contract import batch_of, captured, slow_unless
 from tests.reference import scores as reference
 
 OWN = ["mpnet", "deberta-v2", "deberta-v2-conv", "bloom", "falcon", "falcon-7b", "falcon-rw", "gptj"]
 # The eager attention of BLOOM and GPT-J casts to float32, whatever the model's dtype.
 TOLERANCE = {"bloom": 1e-6, "gptj": 1e-6, "deberta-v2": 1e-7, "deberta-v2-conv": 1e-7}
-
-
-def stock_attention(model: hf.PreTrainedModel, arguments: dict) -> tuple[torch.Tensor, ...]:
-    implementation = model.config._attn_implementation
-    model.config._attn_implementation_internal = "eager"
-    try:
-        with torch.no_grad():
-            return model(**arguments, output_attentions=True).attentions
-    finally:
-        model.config._attn_implementation_internal = implementation
 
 
 @pytest.mark.parametrize("name", [name for name in OWN if name != "falcon-rw"])
@@ -37,8 +28,8 @@ def test_attention_is_that_of_the_stock_module(name: str):
     model = Model(hf_model, tiny.tokenizer(), name=name)
     batch = batch_of(model, (11, 6))
     arguments = model.arguments(batch)
-    stock = stock_attention(tiny.build(name, dtype=torch.float64), arguments)
-    after = stock_attention(hf_model, arguments)
+    stock = stock_attention(tiny.build(name, dtype=torch.float64), **arguments)
+    after = stock_attention(hf_model, **arguments)
     calls = captured(model, batch)
     assert len(calls) == len(stock) == 3
     for call, expected, again in zip(calls, stock, after, strict=True):
@@ -53,7 +44,7 @@ def test_stock_eager_attention_of_falcon_adds_alibi_twice_and_is_refused():
     hf_model = tiny.build("falcon-rw", dtype=torch.float64)
     model = Model(hf_model, tiny.tokenizer(), name="falcon-rw")
     batch = batch_of(model, (9,))
-    twice = stock_attention(hf_model, model.arguments(batch))
+    twice = stock_attention(hf_model, **model.arguments(batch))
     call = captured(model, batch)[0]
     assert (call.weights() - twice[0]).abs().max() > 1e-3
     assert call.bias is not None
@@ -103,7 +94,7 @@ def test_disentangled_attention_is_its_definition(name: str):
 def test_disentangled_attention_with_fewer_terms(kinds: list[str]):
     model = Model(tiny.deberta(pos_att_type=kinds)().double().eval(), tiny.tokenizer(), name="deberta")
     batch = batch_of(model, (9, 4))
-    stock = stock_attention(model.hf, model.arguments(batch))
+    stock = stock_attention(model.hf, **model.arguments(batch))
     for call, expected in zip(captured(model, batch), stock, strict=True):
         assert (call.bias is None, call.bias_keys is None) == (not kinds, "c2p" not in kinds)
         assert (call.weights()[1, :, :4] - expected[1, :, :4]).abs().max() < 1e-7

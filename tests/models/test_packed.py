@@ -1,7 +1,6 @@
 """Packed weights, by what their layers answer: the same numbers as with the plain weights that they stand for."""
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import identikit as ik
 from identikit.models.load.linear import embedding_rows, linear_bias, linear_weight
 from identikit.models.load.weights import packed
 from tests.models import tiny
+from tests.models.made import TEXT, answers, rewritten, saved
 from tests.models.state import state_of
-
-TEXT = "w5 w6 w7 w8 w9 w10 w11"
 
 
 class Packed(nn.Module):
@@ -75,23 +73,6 @@ def unpacked(model: Any) -> Any:
             plain.set_submodule(name, linear)
     torch.random.set_rng_state(state)
     return plain
-
-
-def answers(model: ik.Model) -> dict[str, torch.Tensor]:
-    attention = ik.effective_attention(model, TEXT)
-    intervals = ik.attention_intervals(model, TEXT, layer=1)
-    found = {
-        "raw": attention.raw,
-        "effective": attention.effective,
-        "null": attention.null_dim.double(),
-        "lower": intervals.lower,
-        "upper": intervals.upper,
-        "attribution": ik.token_attribution(model, TEXT).contribution,
-        "probes": ik.token_attribution(model, TEXT, probes=8, norm="frobenius").contribution,
-    }
-    if model.causal:
-        found["inverted"] = ik.invert(model, TEXT, positions=[2, 4]).margin
-    return found
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
@@ -187,12 +168,8 @@ def test_codes_without_a_layer_that_reads_them_are_refused():
     ],
 )
 def test_what_cannot_be_unpacked_is_refused_in_a_line(tmp_path: Path, method: str, why: str):
-    tiny.build("llama").save_pretrained(tmp_path)
-    tiny.tokenizer().save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(
-        json.dumps(config | {"quantization_config": {"quant_method": method, "bits": 4}})
-    )
+    settings = {"quant_method": method, "bits": 4}
+    rewritten(saved(tmp_path), lambda config: config.update(quantization_config=settings))
     with pytest.raises(ik.ModelError, match=rf"weights are packed \({method}\), and {why}") as caught:
         ik.load(tmp_path)
     assert "\n" not in str(caught.value)
@@ -201,7 +178,7 @@ def test_what_cannot_be_unpacked_is_refused_in_a_line(tmp_path: Path, method: st
 # Packages
 
 
-def saved(folder: Path, settings: Any, dtype: torch.dtype = torch.float32) -> Path:
+def packed_by_transformers(folder: Path, settings: Any, dtype: torch.dtype = torch.float32) -> Path:
     """Save a model that transformers packed."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = hf.LlamaConfig(vocab_size=64, num_hidden_layers=2, **sizes)
@@ -234,7 +211,9 @@ def test_bitsandbytes_is_read(tmp_path: Path, kind: str, dtype: str):
     pytest.importorskip("bitsandbytes", reason="packed weights of bitsandbytes need it (pip install bitsandbytes)")
     how: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": kind[:3]}
     how |= {"bnb_4bit_use_double_quant": True} if kind == "fp4 twice" else {}
-    folder = saved(tmp_path, hf.BitsAndBytesConfig(**{"load_in_8bit": True} if kind == "int8" else how))
+    folder = packed_by_transformers(
+        tmp_path, hf.BitsAndBytesConfig(**{"load_in_8bit": True} if kind == "int8" else how)
+    )
     model = ik.load(folder, dtype=dtype)
     words = "8-bit weights (bitsandbytes)" if kind == "int8" else f"4-bit weights (bitsandbytes {kind[:3]}, computed in"
     about = ik.effective_attention(model, TEXT).provenance
@@ -257,7 +236,7 @@ def test_torchao_is_read(tmp_path: Path, kind: str):
         "int4": lambda: quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4),
         "int8 of activations too": lambda: quantization.Int8DynamicActivationInt8WeightConfig(),
     }
-    model = ik.load(saved(tmp_path, hf.TorchAoConfig(made[kind]())))
+    model = ik.load(packed_by_transformers(tmp_path, hf.TorchAoConfig(made[kind]())))
     assert torchao and model.packed.startswith("packed weights (torchao Int")
     theirs = as_plain(model)
     mine, stock = answers(model), answers(theirs)

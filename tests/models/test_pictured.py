@@ -184,7 +184,7 @@ def test_who_sees_whom_is_the_models_own(name: str):
         near = torch.ones(n, n, dtype=torch.bool)
         if name == "gemma3" and layer != 1:
             offset = torch.arange(n)[:, None] - torch.arange(n)
-            near = offset < 12
+            near = offset < 6
         expected = (torch.ones(n, n, dtype=torch.bool).tril() | together) & near
         assert torch.equal(attention.sel(layer=layer).visible, expected)
     assert attention.about["causal"] is (name != "gemma3")

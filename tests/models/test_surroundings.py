@@ -25,6 +25,7 @@ from identikit.models.machine import products
 from identikit.models.model import Model
 from identikit.tokens.protocol import Settings
 from tests.models import tiny
+from tests.models.made import stock_attention
 from tests.models.state import state_of
 from tests.models.test_contract import slow_unless
 
@@ -217,10 +218,7 @@ def test_hooks_are_part_of_the_model():
     before = state_of(hf)
     steered = ik.effective_attention(model, TEXT).raw
     assert state_of(hf) == before
-    with torch.no_grad():
-        hf.set_attn_implementation("eager")
-        own = hf(torch.tensor([model.encode(TEXT)[0].ids]), output_attentions=True).attentions
-        hf.set_attn_implementation("sdpa")
+    own = stock_attention(hf, input_ids=torch.tensor([model.encode(TEXT)[0].ids]))
     torch.testing.assert_close(steered, torch.cat(own), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(steered[1], plain[1])
     ablation = hf.transformer.h[1].attn.c_proj.register_forward_hook(lambda module, args, output: output * 0.5)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils import logging as hub_logging
 from transformers.utils import logging as hf_logging
 
 import identikit as ik
@@ -19,6 +20,7 @@ from identikit.models.machine import products
 from identikit.models.model import Model
 from identikit.models.surroundings import turn
 from tests.models import tiny
+from tests.models.made import saved
 from tests.models.state import state_of
 
 TEXT, SHORT = "w4 w9 w4 w11 w30 w5 w4", "w4 w9 w4"
@@ -102,6 +104,7 @@ def test_derivatives_of_two_models_do_not_meet():
 def test_threads_share_settings_of_the_process():
     """However calls overlap, the last to end gives back what the first found."""
     hf_logging.set_verbosity_info()
+    hub_logging.set_verbosity_info()
     torch.set_float32_matmul_precision("medium")
     hf = tiny.build("bert")
     try:
@@ -116,17 +119,16 @@ def test_threads_share_settings_of_the_process():
             assert state_of(hf) == before
     finally:
         hf_logging.set_verbosity_warning()
+        hub_logging.set_verbosity_warning()
         torch.set_float32_matmul_precision("highest")
 
 
 def test_two_threads_load_at_once(tmp_path: Path):
-    hf = tiny.build("llama")
-    hf.save_pretrained(tmp_path)
-    tiny.tokenizer().save_pretrained(tmp_path)
+    saved(tmp_path)
     expected = {
         name: ik.effective_attention(ik.load(tmp_path, dtype=name), TEXT).raw for name in ("float32", "bfloat16")
     }
-    before = state_of(hf)
+    before = state_of(torch.nn.Module())
 
     def load(name: str) -> bool:
         loaded = [ik.load(tmp_path, dtype=name) for _ in range(2)]
@@ -134,7 +136,7 @@ def test_two_threads_load_at_once(tmp_path: Path):
         return all(right) and {str(model.dtype) for model in loaded} == {f"torch.{name}"}
 
     assert together(lambda: load("float32"), lambda: load("bfloat16")) == [True, True]
-    assert state_of(hf) == before
+    assert state_of(torch.nn.Module()) == before
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 import shutil
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import accelerate
@@ -20,22 +19,8 @@ from identikit.models.load.check import prove
 from identikit.models.load.linear import linear_bias, linear_weight
 from identikit.models.load.load import Recipe
 from tests.models import tiny
+from tests.models.made import TEXT, rewritten, saved
 from tests.models.state import state_of
-
-TEXT = "w5 w6 w7 w8 w9 w10 w11"
-
-
-def saved(folder: Path, name: str = "llama", dtype: torch.dtype = torch.float32, **options) -> Path:
-    tiny.build(name, dtype=dtype).save_pretrained(folder, **options)
-    tiny.tokenizer().save_pretrained(folder)
-    return folder
-
-
-def rewritten(folder: Path, change: Callable[[dict], None], name: str = "config.json") -> None:
-    config = json.loads((folder / name).read_text())
-    change(config)
-    (folder / name).write_text(json.dumps(config))
-
 
 # Number formats
 
@@ -53,8 +38,12 @@ def test_auto_keeps_the_checkpoints_own_format(tmp_path: Path, dtype: torch.dtyp
     assert {weight.dtype for weight in model.hf.parameters()} == {dtype}
     own = dict(tiny.build("llama", dtype=dtype).named_parameters())
     assert all(torch.equal(weight, own[name]) for name, weight in model.hf.named_parameters())
-    assert ik.load(folder).dtype == torch.float32
-    assert ik.effective_attention(model, TEXT).provenance.dtype == str(dtype).removeprefix("torch.")
+    single = ik.load(folder)
+    assert single.dtype == torch.float32
+    attention = ik.effective_attention(model, TEXT)
+    assert attention.provenance.dtype == str(dtype).removeprefix("torch.")
+    within = 1e-5 if dtype == torch.float64 else 2e-2
+    assert (attention.raw - ik.effective_attention(single, TEXT).raw).abs().max() < within
 
 
 # Adapters
@@ -305,13 +294,6 @@ def test_a_model_that_accelerate_has_dispatched_works_and_keeps_its_hooks(name: 
     assert torch.equal(ik.effective_attention(loaded, TEXT).effective, ik.effective_attention(plain, TEXT).effective)
     assert state_of(model) == before
     assert all(a is b for a, b in zip(forwards, [vars(m).get("forward") for m in model.modules()], strict=True))
-
-
-def test_weights_that_are_nowhere_are_refused_by_name():
-    with torch.device("meta"):
-        empty = tiny.BUILDERS["bert"]()
-    with pytest.raises(ik.ModelError, match="is not in memory"):
-        ik.load(empty, tiny.tokenizer())
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])

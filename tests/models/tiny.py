@@ -51,9 +51,17 @@ _SHARED = _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 12}
 _MAMBA = {
     "mamba_n_heads": 4, "mamba_d_head": 12, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 4,
 }  # fmt: skip
-_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1]}}
-_QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 24}
 _VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+_TILED = _VISION | {"image_size": 16, "patch_size": 4}
+_QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 24}
+# Families that read images inside a text: their special tokens have the ids behind those of words.
+_TILE_TOKENS = [f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)]
+_IMAGE_TOKENS = [
+    "<image>", "<|image_pad|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<IMG_CONTEXT>", "<img>",
+    "</img>", "<video>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_TILE_TOKENS,
+]  # fmt: skip
+IMAGE_IDS = {token: VOCABULARY + place for place, token in enumerate(_IMAGE_TOKENS)}
+_PICTURED = _GROUPED | {"vocab_size": VOCABULARY + len(IMAGE_IDS) + 1, "max_position_embeddings": 256}  # odd on purpose
 _LLAMA4 = _WIDE | _LOCAL | {
     "intermediate_size_mlp": 40, "interleave_moe_layer_step": 2, "attention_chunk_size": 6, "no_rope_layers": [1, 0, 1],
     "attn_temperature_tuning": True, "floor_scale": 4,
@@ -89,6 +97,29 @@ def _lm(name: str, sizes: dict[str, Any] = _GROUPED, **options: Any) -> TinyMode
 
 def _falcon(**options: Any) -> TinyModel:
     return _lm("Falcon", _COMMON | _SMALL, max_position_embeddings=64, **options)
+
+
+def _qwen(name: str, vision: dict[str, Any], **text: Any) -> TinyModel:
+    rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1]}}
+    return _made(
+        f"{name}ForConditionalGeneration",
+        {},
+        text_config=_PICTURED | rotary | text,
+        vision_config=vision | {"patch_size": 4},
+        image_token_id=IMAGE_IDS["<|image_pad|>"],
+        video_token_id=IMAGE_IDS["<video>"],
+    )
+
+
+def _idefics3(name: str, vision: str) -> TinyModel:
+    return _made(
+        f"{name}ForConditionalGeneration",
+        {},
+        text_config=_PICTURED | {"model_type": "llama"},
+        vision_config=_TILED | {"model_type": vision},
+        scale_factor=2,
+        image_token_id=IMAGE_IDS["<image>"],
+    )
 
 
 def deberta(**options: Any) -> TinyModel:
@@ -156,9 +187,13 @@ BUILDERS = {
     "gemma3-images": _made(
         "Gemma3ForConditionalGeneration",
         {},
-        text_config=_WIDE | {"sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8},
-        vision_config=_VISION | {"image_size": 16, "patch_size": 4},
-        mm_tokens_per_image=4,
+        text_config=_PICTURED
+        | {"head_dim": 8, "sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8},
+        vision_config=_TILED | {"image_size": 32},
+        mm_tokens_per_image=16,
+        boi_token_index=IMAGE_IDS["<start_of_image>"],
+        eoi_token_index=IMAGE_IDS["<end_of_image>"],
+        image_token_index=IMAGE_IDS["<image_soft_token>"],
     ),
     "apertus": _lm("Apertus", attention_bias=True),
     "arcee": _lm("Arcee"),
@@ -191,9 +226,7 @@ BUILDERS = {
         "Llama4ForConditionalGeneration",
         {},
         text_config=_LLAMA4,
-        vision_config=_VISION
-        | {"image_size": 16, "patch_size": 4, "vision_output_dim": 16}
-        | {"projector_input_dim": 16, "projector_output_dim": 16},
+        vision_config=_TILED | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
     ),
     "llama4-text": _lm("Llama4", _LLAMA4),
     "qwen3_next": _lm("Qwen3Next", _DELTA, **_SHARED),
@@ -227,49 +260,29 @@ BUILDERS = {
     "llava": _made(
         "LlavaForConditionalGeneration",
         {},
-        text_config=_GROUPED | {"model_type": "llama"},
-        vision_config=_VISION | {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 4},
+        text_config=_PICTURED | {"model_type": "llama"},
+        vision_config=_VISION | {"model_type": "clip_vision_model", "image_size": 32, "patch_size": 8},
+        image_token_index=IMAGE_IDS["<image>"],
     ),
-    **{
-        name: _made(
-            made,
-            {},
-            text_config=_GROUPED | {"model_type": "llama"},
-            vision_config=_VISION | {"image_size": 16, "patch_size": 4},
-            scale_factor=2,
-        )
-        for name, made in {
-            "idefics3": "Idefics3ForConditionalGeneration",
-            "smolvlm": "SmolVLMForConditionalGeneration",
-        }.items()
-    },
+    "idefics3": _idefics3("Idefics3", "idefics3_vision"),
+    "smolvlm": _idefics3("SmolVLM", "smolvlm_vision"),
     "internvl": _made(
         "InternVLForConditionalGeneration",
         {},
-        text_config=_GROUPED | {"model_type": "qwen2"},
+        text_config=_PICTURED | {"model_type": "qwen2"},
         vision_config=_VISION | {"image_size": [16, 16], "patch_size": [4, 4]},
+        image_token_id=IMAGE_IDS["<IMG_CONTEXT>"],
+        downsample_ratio=0.5,
     ),
     "mistral3": _made(
         "Mistral3ForConditionalGeneration",
         {},
         text_config=_WIDE | {"model_type": "mistral"},
-        vision_config=_VISION | {"model_type": "pixtral", "image_size": 16, "patch_size": 4, "head_dim": 8},
+        vision_config=_TILED | {"model_type": "pixtral", "head_dim": 8},
     ),
-    "qwen2_vl": _made(
-        "Qwen2VLForConditionalGeneration",
-        {},
-        text_config=_GROUPED | _ROTARY,
-        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 24, "num_heads": 2},
-    ),
-    "qwen2_5_vl": _made(
-        "Qwen2_5_VLForConditionalGeneration", {}, text_config=_GROUPED | _ROTARY, vision_config=_QWEN_VISION
-    ),
-    "qwen3_vl": _made(
-        "Qwen3VLForConditionalGeneration",
-        {},
-        text_config=_GROUPED | _ROTARY | {"head_dim": 6},
-        vision_config=_QWEN_VISION | {"deepstack_visual_indexes": []},
-    ),
+    "qwen2_vl": _qwen("Qwen2VL", {"depth": 1, "embed_dim": 16, "hidden_size": 24, "num_heads": 2}),
+    "qwen2_5_vl": _qwen("Qwen2_5_VL", _QWEN_VISION | {"window_size": 16, "fullatt_block_indexes": []}),
+    "qwen3_vl": _qwen("Qwen3VL", _QWEN_VISION | {"deepstack_visual_indexes": [0]}, head_dim=6),
     "granite_swa": _lm("GraniteSWA", **_GRANITE, **_WINDOW),
     "ministral3": _lm("Ministral3", _WIDE),
     "phimoe": _lm("Phimoe", **_LOCAL),

@@ -21,7 +21,7 @@ from identikit.errors import InputError
 from identikit.models.model import Model
 from identikit.progress import Progress
 from identikit.runs import run as runs
-from tests.models import tiny
+from tests.models.made import saved
 
 WORDS = [f"w{i}" for i in range(4, 30)]
 COMMANDS = {
@@ -36,9 +36,7 @@ COMMANDS = {
 
 
 def save_model(folder: Path, name: str = "bert") -> str:
-    tiny.build(name).save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return str(folder)
+    return str(saved(folder, name))
 
 
 def made_texts(number: int, seed: int = 0, longest: int = 12) -> list[str]:

@@ -305,10 +305,9 @@ def test_shown_byte_level_tokens_spell_the_text():
     assert "".join(shown(token) for token in encode(byte_level(), "the cat")[0].tokens) == "the cat"
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_a_text_of_a_batch_alone(bert, side):
+def test_a_text_of_a_batch_alone(bert):
     encoded = encode(bert, ["a cat sat", ("a", "cat")])
-    batch = collate(encoded, pad_id=0, side=side)
+    batch = collate(encoded, pad_id=0)
     for row, text in enumerate(encoded):
         alone, expected = text_alone(batch, row), collate([text], pad_id=0)
         assert (alone.tokens, alone.words, alone.order) == (expected.tokens, expected.words, (0,))
@@ -418,10 +417,10 @@ def as_encoded(pieces) -> Encoded:
 
 
 @settings(max_examples=40)
-@given(texts_of_pieces, st.sampled_from(["right", "left"]))
-def test_unpadding_a_batch_gives_the_texts_back(texts, side):
+@given(texts_of_pieces)
+def test_unpadding_a_batch_gives_the_texts_back(texts):
     encoded = [as_encoded(pieces) for pieces in texts]
-    batch = collate(encoded, pad_id=77, side=side)
+    batch = collate(encoded, pad_id=77)
     assert batch.ids is not None and batch.segments is not None
     assert len(batch) == len(texts)
     assert batch.order == tuple(range(len(texts)))
@@ -431,7 +430,7 @@ def test_unpadding_a_batch_gives_the_texts_back(texts, side):
         assert tuple(batch.special[row, kept].tolist()) == text.special
         assert tuple(batch.segments[row, kept].tolist()) == text.segments
         assert batch.lengths[row] == len(kept) == len(text)
-        assert (kept[0] == 0) if side == "right" else (kept[-1] == batch.keep.shape[1] - 1)
+        assert kept[0] == 0
     padding = ~batch.keep
     assert (batch.ids[padding] == 77).all()
     assert not batch.special[padding].any()

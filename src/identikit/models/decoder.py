@@ -13,7 +13,6 @@ from transformers import GenerationMixin
 
 from identikit.checks import is_collection, known, no_effect, shortened, whole_number
 from identikit.errors import InputError
-from identikit.models import families
 from identikit.models.load.check import prove
 from identikit.models.load.load import quiet
 from identikit.models.model import Model, checked_model
@@ -32,7 +31,7 @@ class DecoderModel(Model):
     """
 
     def __init__(self, encoder: Model, attention: str):
-        assert encoder.whole is not None
+        assert encoder.whole is not None and encoder.family.decoder is not None
         self.encoder = encoder
         self.side = attention
         self.whole = encoder.whole
@@ -40,7 +39,7 @@ class DecoderModel(Model):
         self.turns_on = encoder.turns_on
         self.name = encoder.name
         self.revision = encoder.revision
-        self.family = families.decoder_row(encoder.family, attention)
+        self.family = encoder.family.decoder[attention]
         self._open(encoder.whole, encoder.tokenizer if encoder.writer is None else encoder.writer)
 
     def encode(
@@ -119,10 +118,6 @@ class DecoderModel(Model):
     def sample(self, lengths: tuple[int, ...]) -> TokenBatch:
         """Return made-up targets of these lengths, each with a source that is longer by two."""
         return replace(super().sample(lengths), source=self.encoder.sample(tuple(n + 2 for n in lengths)))
-
-    def names(self, texts: list[Any]) -> list[Any]:
-        """Return what stands for texts in provenance."""
-        return [encoded.text for encoded in self.encode(texts, truncate=True, features=False)]
 
 
 def stacks(reading: Reading) -> list[tuple[Model, TokenBatch]]:

@@ -3,7 +3,6 @@
 import inspect
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel
 from identikit.errors import ModelError
 from identikit.models.load.linear import linear_bias, linear_size, linear_weight
 from identikit.models.load.weights import held
-from identikit.models.table import FAMILIES, Family, nothing
+from identikit.models.table import FAMILIES, Family
 from identikit.models.taps.switch import HubModule
 from identikit.shapes import Float, Tensor
 
@@ -107,29 +106,7 @@ def stack_of(family: Family, model: PreTrainedModel) -> PreTrainedModel:
 
 def has_decoder(family: Family, model: PreTrainedModel) -> bool:
     """Whether a model has the decoder that its row names; a checkpoint may be of the encoder alone."""
-    return family.decoder is not None and bool(find_all(model.base_model, family.decoder.blocks))
-
-
-def decoder_row(family: Family, attention: str) -> Family:
-    """Return the row of an architecture's decoder, read by its own attention ("decoder") or by "cross" attention."""
-    decoder = family.decoder
-    assert decoder is not None
-    output, value = decoder.cross if attention == "cross" else decoder.own
-    return replace(
-        family,
-        blocks=decoder.blocks,
-        output=output,
-        value=value,
-        embedding=decoder.embedding,
-        limit=decoder.limit,
-        causal=attention == "decoder",
-        splits=False,
-        stack=None,
-        decoder=None,
-        reads=int(attention == "cross"),
-        features=None,
-        refusal=nothing,
-    )
+    return family.decoder is not None and bool(find_all(model.base_model, family.decoder["cross"].blocks))
 
 
 def mixer_instead(family: Family, block: nn.Module) -> nn.Module | None:

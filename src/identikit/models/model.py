@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from identikit.errors import IdentikitError, InputError, ModelError
+from identikit.errors import InputError, ModelError
 from identikit.models import families
 from identikit.models.blocks import Block, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
 from identikit.models.load.fingerprint import Identity, identity_of
 from identikit.models.load.linear import differentiable, vocabulary_size
 from identikit.models.load.weights import check_finite, check_in_place, packing_of, place_of
-from identikit.models.surroundings import Makeup, as_written, makeup, turn, undisturbed
+from identikit.models.surroundings import Makeup, as_written, failing_clearly, makeup, turn, undisturbed
 from identikit.models.taps.tap import AttentionCall, Visitor
 from identikit.results.axis import Index, chosen
 from identikit.results.provenance import Provenance, code_hash, package_versions, text_hash
@@ -97,17 +97,10 @@ class Model:
         self.packed = packing_of(self.hf)
         batch = self.sample((6,))
         with self._tapped(calls.append) as watch:
-            try:
+            advice = "; packed ones may do so only with dtype='auto'" if self.packed else ""
+            fit = f"identikit runs a model as it is, without autocast: its weights must fit together{advice}."
+            with failing_clearly(self.name, "a made-up input", fit):
                 self._forward(batch)
-            except IdentikitError:
-                raise
-            except Exception as error:  # the modules are the user's, and raise what they like
-                reason = " ".join(str(error).split())[:200].rstrip(".")
-                advice = "; packed ones may do so only with dtype='auto'" if self.packed else ""
-                raise ModelError(
-                    f"Reading {self.name}: it failed on a made-up input ({type(error).__name__}: {reason}). identikit "
-                    f"runs a model as it is, without autocast: its weights must fit together{advice}."
-                ) from error
         watch.check_vectors(batch.keep, self.hf.config.model_type)
         check_layers_agree(self.name, calls)
         first = calls[0]
@@ -243,13 +236,13 @@ class Model:
     def names(self, texts: list[Any]) -> list[Any]:
         """Return what stands for texts in provenance: they themselves, or a digest of each image or sound."""
         images = self.images
-        if self.modality == "text":
+        if self.modality == "text" and self.side is None:
             return [str(self.encode(each)[0].text) if images and images.holds(each) else each for each in texts]
         return [encoded.text for encoded in self.encode(texts, truncate=True, features=False)]
 
-    def batches(self, encoded: list[Encoded], *, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
+    def batches(self, encoded: list[Encoded]) -> Iterator[TokenBatch]:
         """Yield batches of texts of similar length, padded on the right."""
-        return batches(encoded, batch_tokens=batch_tokens, pad_id=self.pad_id)
+        return batches(encoded, pad_id=self.pad_id)
 
     @property
     def pad_id(self) -> int:

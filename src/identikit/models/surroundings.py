@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from identikit.errors import InputError, ModelError
+from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.models.load.fingerprint import ON_EVERY_MODULE, captures, changes, only_watches
 from identikit.models.machine import products
 from identikit.models.taps.switch import put, restored
@@ -125,6 +125,20 @@ def bare(model: object) -> Any:
             "transformers model that it was made from."
         )
     return model
+
+
+@contextmanager
+def failing_clearly(name: str, given: str, advice: str) -> Iterator[None]:
+    """Say in a line that a model fails on what it is given: its modules are the user's, and raise what they like."""
+    try:
+        yield
+    except IdentikitError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise ModelError(
+            f"Reading {name}: it failed on {given} ({type(error).__name__}: {reason}). {advice}"
+        ) from error
 
 
 @contextmanager

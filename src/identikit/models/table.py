@@ -4,9 +4,10 @@ A row says where an architecture keeps its blocks and projections, and how it is
 against the module's own output. To support another architecture, add its row (CONTRIBUTING.md, 'Add a family').
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -36,22 +37,6 @@ def nothing(config: PreTrainedConfig) -> None:
 
 
 @dataclass(frozen=True)
-class Decoder:
-    """The decoder of an architecture of two stacks, as `Family` has it.
-
-    - `blocks`: its blocks, each of which attends to the target, and then to the source
-    - `own`, `cross`: the output projection and the value layer of each of the two
-    - `embedding`, `limit`: as in `Family`
-    """
-
-    blocks: str
-    own: tuple[str, str]
-    cross: tuple[str, str]
-    embedding: str | None = None
-    limit: Limit = table_size
-
-
-@dataclass(frozen=True)
 class Family:
     """One architecture: what it calls its parts, and what it does differently.
 
@@ -70,7 +55,8 @@ class Family:
     - `tap`: switches the tap in, and the model's own attention back at the end
     - `watch_output`: observes what a bare output projection makes; None: `output` is a module and can be watched
     - `stack`: the part that is read, from the base model, such as the encoder of two stacks; None: the whole model
-    - `decoder`: the other stack, which attends to the first; None: there is none
+    - `decoder`: the rows by which the other stack is read, by its attention to the target ("decoder") and to the first
+      stack ("cross"); None: there is none
     - `reads`: where blocks attend twice, which of the two is read; None: they attend once
     - `features`: how it reads images or sounds; None: it reads texts
     - `images`: how it reads images inside a text; None: it reads none there
@@ -93,7 +79,7 @@ class Family:
     tap: Callable[[PreTrainedModel], AbstractContextManager[None]] = switched
     watch_output: Watcher | None = None
     stack: str | None = None
-    decoder: Decoder | None = None
+    decoder: Mapping[str, "Family"] | None = None
     reads: int | None = None
     features: Images | Sounds | None = None
     images: ImagesInText | None = None
@@ -106,6 +92,23 @@ class Family:
         return replace(self, name=name, checkpoints=checkpoints)
 
 
+def _decoder(
+    blocks: str,
+    own: tuple[str, str],
+    cross: tuple[str, str],
+    *,
+    embedding: str | None = None,
+    limit: Limit = table_size,
+) -> Mapping[str, Family]:
+    """Return the rows of a decoder whose blocks attend to the target, and then to the source.
+
+    `own` and `cross` are the output projection and the value layer of each of the two.
+    """
+    to_target = Family(blocks, *own, embedding=embedding, limit=limit, causal=True, splits=False, reads=0)
+    to_source = Family(blocks, *cross, embedding=embedding, limit=limit, splits=False, reads=1)
+    return {"decoder": to_target, "cross": to_source}
+
+
 def _after_padding(config: PreTrainedConfig) -> int:
     return config.max_position_embeddings - config.pad_token_id - 1  # positions count up from the padding index
 
@@ -114,14 +117,6 @@ def _own_keys(config: PreTrainedConfig) -> str | None:
     if config.multi_query:
         return None
     return "its config says multi_query=False; only multi_query=True is supported, as in StarCoder and SantaCoder."
-
-
-def _source_positions(config: PreTrainedConfig) -> int:
-    return config.max_source_positions
-
-
-def _target_positions(config: PreTrainedConfig) -> int:
-    return config.max_target_positions
 
 
 def _spectrogram(config: PreTrainedConfig) -> tuple[int, int, int]:
@@ -163,23 +158,23 @@ _T5 = Family(
     "layer.0.SelfAttention.v",
     limit=nothing,
     stack="encoder",
-    decoder=Decoder(
+    decoder=_decoder(
         "decoder.block.*",
-        own=("layer.0.SelfAttention.o", "layer.0.SelfAttention.v"),
-        cross=("layer.1.EncDecAttention.o", "layer.1.EncDecAttention.v"),
+        ("layer.0.SelfAttention.o", "layer.0.SelfAttention.v"),
+        ("layer.1.EncDecAttention.o", "layer.1.EncDecAttention.v"),
         limit=nothing,
     ),
 )
-_DECODER = Decoder(
+_TWO = (
     "decoder.layers.*",
-    own=("self_attn.out_proj", "self_attn.v_proj"),
-    cross=("encoder_attn.out_proj", "encoder_attn.v_proj"),
+    ("self_attn.out_proj", "self_attn.v_proj"),
+    ("encoder_attn.out_proj", "encoder_attn.v_proj"),
 )
-_MARIAN = Family("layers.*", *_DECODER.own, stack="encoder", decoder=_DECODER)
+_MARIAN = Family("layers.*", "self_attn.out_proj", "self_attn.v_proj", stack="encoder", decoder=_decoder(*_TWO))
 _BART = replace(
     _MARIAN,
     embedding="layernorm_embedding",
-    decoder=replace(_DECODER, embedding="decoder.layernorm_embedding"),
+    decoder=_decoder(*_TWO, embedding="decoder.layernorm_embedding"),
 )
 _VIT = Family("layers.*", "attention.o_proj", "attention.v_proj", limit=nothing, features=Images())
 _DINO = replace(
@@ -392,9 +387,9 @@ FAMILIES: dict[str, Family] = {
         "layers.*",
         "self_attn.out_proj",
         "self_attn.v_proj",
-        limit=_source_positions,
+        limit=attrgetter("max_source_positions"),
         features=Sounds(_spectrogram, _mel_bins),
         stack="encoder",
-        decoder=replace(_DECODER, limit=_target_positions),
+        decoder=_decoder(*_TWO, limit=attrgetter("max_target_positions")),
     ).called("Whisper", "openai/whisper-tiny", "openai/whisper-large-v3"),
 }

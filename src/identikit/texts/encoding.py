@@ -1,9 +1,10 @@
 """Texts as pieces: strings and pairs through the tokenizer, token ids as they are, each aligned with its words."""
 
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -12,6 +13,9 @@ from identikit.checks import flag, shortened, whole_number
 from identikit.errors import InputError, ModelError, TooLongError
 from identikit.texts.chat import Messages, is_chat, written
 from identikit.texts.text import LONGEST, Encoded, is_image, is_several
+
+if TYPE_CHECKING:
+    from identikit.texts.pictures import PictureSource
 
 _HEAD = 16  # characters per token that is kept, and a page more: how much of a long text is tokenised at first
 _Word = tuple[tuple[int, int], tuple[int, int, int]]  # a span over pieces, and (part, start, stop) over characters
@@ -24,7 +28,7 @@ def encode(
     limit: int | None = None,
     max_tokens: object = None,
     truncate: bool = False,
-    images: "ReadsImages | None" = None,
+    images: "PictureSource | None" = None,
     what: str = "text",
 ) -> list[Encoded]:
     """Turn a text (a string, a pair, token ids or the messages of a chat), or a list of texts, into pieces.
@@ -38,54 +42,42 @@ def encode(
 
     `images` reads texts with images in them; None: the model reads none.
     """
-    several = is_several(texts)
-    listed = texts if several else [texts]
-    if not listed:
-        raise InputError(f"Reading {what}s: the list is empty. Pass at least one {what}.")
+    given = named(texts, what)
     room = room_for(limit, max_tokens, truncate)
-    names = [f"{what}s[{index}]" if several else f"the {what}" for index in range(len(listed))]
-    pictured = [_holds_images(name, text, images) for name, text in zip(names, listed, strict=True)]
-    checked = [
-        None if is_chat(text) or shows else _checked(name, text)
-        for name, text, shows in zip(names, listed, pictured, strict=True)
-    ]
-    aligns = separates_words(tokenizer)
-    encoded = []
-    for name, given, text, shows in zip(names, listed, checked, pictured, strict=True):
-        if shows and images is not None:
-            encoded.append(images.encode(name, given, room))
-        elif is_chat(given):
-            encoded.append(_encode_chat(tokenizer, name, given, room, aligns))
-        elif isinstance(text, list):
-            encoded.append(_encode_ids(tokenizer, name, text, room, aligns))
-        elif text is not None:
-            encoded.append(_encode_text(tokenizer, name, text, room, aligns))
-    return encoded
+    return [_encode_one(tokenizer, name, text, room, images) for name, text in given]
 
 
-class ReadsImages(Protocol):
-    """What reads texts with images in them, for a model that does."""
-
-    def holds(self, text: object) -> bool:
-        """Whether a text has images in it."""
-        ...
-
-    def encode(self, name: str, text: object, room: "Room") -> Encoded:
-        """Return such a text as pieces."""
-        ...
+def named(texts: object, what: str) -> list[tuple[str, Any]]:
+    """Return each of the texts (or images, or sounds) that were given, with what messages call it: `what` it is."""
+    if not is_several(texts):
+        return [(f"the {what}", texts)]
+    if not texts:
+        raise InputError(f"Reading {what}s: the list is empty. Pass at least one {what}.")
+    return [(f"{what}s[{index}]", text) for index, text in enumerate(texts)]
 
 
-def _holds_images(name: str, text: object, images: ReadsImages | None) -> bool:
-    """Whether a text has images in it; refuse it where the model reads none."""
-    if images is not None:
-        return images.holds(text)
+def _encode_one(
+    tokenizer: PreTrainedTokenizerBase, name: str, given: Any, room: "Room", images: "PictureSource | None"
+) -> Encoded:
+    if images is None:
+        _refuse_images(name, given)
+    elif images.holds(given):
+        return images.encode(name, given, room)
+    if is_chat(given):
+        return _encode_chat(tokenizer, name, given, room)
+    text = _checked(name, given)
+    if isinstance(text, list):
+        return _encode_ids(tokenizer, name, text, room)
+    return _encode_text(tokenizer, name, text, room)
+
+
+def _refuse_images(name: str, text: object) -> None:
     halves = text if isinstance(text, tuple) else (text,)
     if any(map(is_image, halves)):
         raise InputError(
             f"Reading {name}: it is or holds an image, and this model reads only texts. Use a model that reads images "
             "(`identikit models` lists them)."
         )
-    return False
 
 
 @dataclass(frozen=True)
@@ -165,21 +157,10 @@ def _checked(name: str, text: Any) -> str | tuple[str, str] | list[Any]:
     return text
 
 
-def separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer's own words end at white space and at punctuation.
-
-    WordPiece and byte-level BPE split like this; SentencePiece-style tokenizers keep punctuation with its neighbour
-    (T5) or take a whole text as one word (Llama).
-    """
-    return bool(tokenizer.is_fast) and len(set(tokenized(tokenizer, "a, b", add_special_tokens=False).word_ids())) >= 3
-
-
 # Strings and pairs
 
 
-def _encode_text(
-    tokenizer: PreTrainedTokenizerBase, name: str, text: str | tuple[str, str], room: Room, aligns: bool
-) -> Encoded:
+def _encode_text(tokenizer: PreTrainedTokenizerBase, name: str, text: str | tuple[str, str], room: Room) -> Encoded:
     parts = (text,) if isinstance(text, str) else text
     read, counted = _start(tokenizer, name, parts, room)
     pieces = _tokenize(tokenizer, read)
@@ -192,7 +173,7 @@ def _encode_text(
             raise InputError(f"Cutting {name}: {room.reason} tokens, which leaves no room for the text. Allow more.")
     ids = [pieces["input_ids"][place] for place in kept]
     segments = pieces.get("token_type_ids")
-    words = word_spans(pieces.encodings[0], read, aligns, kept) if pieces.encodings else []
+    words = _word_spans(tokenizer, pieces.encodings[0], read, kept) if pieces.encodings else []
     return Encoded(
         ids=tuple(ids),
         segments=None if segments is None else tuple(segments[place] for place in kept),
@@ -273,30 +254,38 @@ def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...], kept: list[int]) -
     return len({sources[place] for place in kept} - {None}) == len(parts)
 
 
-def _encode_chat(
-    tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages, room: Room, aligns: bool
-) -> Encoded:
+def _encode_chat(tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages, room: Room) -> Encoded:
     """Encode a chat as its template writes it; the tokens that the template adds are marked as special."""
     string, spans = written(tokenizer, name, messages)
     if not tokenizer.is_fast:
         raise InputError(f"Reading {name}: messages need a tokenizer that keeps offsets (a fast one). Pass token ids.")
     if len(string) > LONGEST:
         raise TooLongError(f"Reading {name}: it has {len(string):,} characters, of at most {LONGEST:,}. Shorten it.")
-    pieces = tokenized(tokenizer, string, add_special_tokens=False)
-    ids = pieces["input_ids"]
-    if room.exceeded(name, len(ids)):
+    encoded = encode_prompt(tokenizer, string, spans)
+    if room.exceeded(name, len(encoded)):
         raise TooLongError(f"Reading {name}: {room.reason} tokens, and a chat cannot be cut. Shorten its messages.")
-    offsets = pieces.encodings[0].offsets  # pyright: ignore[reportOptionalSubscript]
-    special = tuple(not any(first < stop and start < last for first, last in spans) for start, stop in offsets)
-    words = word_spans(pieces.encodings[0], (string,), aligns)  # pyright: ignore[reportOptionalSubscript]
-    words = [(span, place) for span, place in words if not special[span[0]]]
+    return replace(encoded, text=tuple(dict(message) for message in messages))
+
+
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase, string: str, spans: Sequence[tuple[int, int]], *, opened: bool = False
+) -> Encoded:
+    """Return a prompt as pieces; those outside the caller's words, which are at the `spans` of characters, are special.
+
+    With `opened`, the tokenizer adds its own special tokens too. The tokenizer must be a fast one.
+    """
+    pieces = tokenized(tokenizer, string, add_special_tokens=opened)
+    ids = pieces["input_ids"]
+    encoding = pieces.encodings[0]  # pyright: ignore[reportOptionalSubscript]
+    special = tuple(not any(first < stop and start < last for first, last in spans) for start, stop in encoding.offsets)
+    words = [(span, place) for span, place in _word_spans(tokenizer, encoding, (string,)) if not special[span[0]]]
     return Encoded(
         ids=tuple(ids),
         segments=(0,) * len(ids) if "token_type_ids" in tokenizer.model_input_names else None,
         special=special,
         tokens=tuple(tokenizer.convert_ids_to_tokens(ids)),
         words=tuple(span for span, _ in words),
-        text=tuple(dict(message) for message in messages),
+        text=string,
         characters=tuple(place for _, place in words),
         parts=(string,),
     )
@@ -305,7 +294,7 @@ def _encode_chat(
 # Token ids
 
 
-def _encode_ids(tokenizer: PreTrainedTokenizerBase, name: str, listed: list[Any], room: Room, aligns: bool) -> Encoded:
+def _encode_ids(tokenizer: PreTrainedTokenizerBase, name: str, listed: list[Any], room: Room) -> Encoded:
     if not listed:
         raise InputError(f"Reading {name}: the sequence is empty. Pass at least one token id.")
     highest = 2**32 if tokenizer.is_fast else len(tokenizer)  # a fast tokenizer may have ids beyond its length
@@ -323,7 +312,7 @@ def _encode_ids(tokenizer: PreTrainedTokenizerBase, name: str, listed: list[Any]
     of_the_text = (tokenizer.unk_token_id, tokenizer.mask_token_id)
     added = [index for index in tokenizer.all_special_ids if index not in of_the_text]
     special = tuple(index in added for index in ids)
-    words, parts = _words_of_ids(tokenizer, ids, special, aligns)
+    words, parts = _words_of_ids(tokenizer, ids, special)
     return Encoded(
         ids=tuple(ids),
         segments=(0,) * len(ids) if "token_type_ids" in tokenizer.model_input_names else None,
@@ -337,7 +326,7 @@ def _encode_ids(tokenizer: PreTrainedTokenizerBase, name: str, listed: list[Any]
 
 
 def _words_of_ids(
-    tokenizer: PreTrainedTokenizerBase, ids: list[int], special: tuple[bool, ...], aligns: bool
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], special: tuple[bool, ...]
 ) -> tuple[list[_Word], tuple[str, ...]]:
     """Return the words between special tokens, if the tokenizer splits what the ids spell into the same ids."""
     words: list[_Word] = []
@@ -351,7 +340,7 @@ def _words_of_ids(
         pieces = tokenized(tokenizer, string, add_special_tokens=False)
         if not pieces.encodings or pieces["input_ids"] != run:
             return [], ()
-        for (first, last), (_, start, stop) in word_spans(pieces.encodings[0], (string,), aligns):
+        for (first, last), (_, start, stop) in _word_spans(tokenizer, pieces.encodings[0], (string,)):
             words.append(((positions[0] + first, positions[0] + last), (len(parts), start, stop)))
         parts.append(string)
     return words, tuple(parts)
@@ -360,13 +349,15 @@ def _words_of_ids(
 # Words
 
 
-def word_spans(encoding: Encoding, parts: tuple[str, ...], aligns: bool, kept: list[int] | None = None) -> list[_Word]:
+def _word_spans(
+    tokenizer: PreTrainedTokenizerBase, encoding: Encoding, parts: tuple[str, ...], kept: list[int] | None = None
+) -> list[_Word]:
     """Return each word's span over the pieces `kept` (None: all) and its place in the parts.
 
-    A piece belongs to the word where it begins.
-
-    The tokenizer's own words count where it separates them (`aligns`), and otherwise those of the characters.
+    A piece belongs to the word where it begins. The tokenizer's own words count where it separates them, and otherwise
+    those of the characters.
     """
+    aligns = _separates_words(tokenizer)
     by_character = [_character_words(string) for string in parts]
     pieces = []
     aligned = list(zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True))
@@ -386,6 +377,15 @@ def word_spans(encoding: Encoding, parts: tuple[str, ...], aligns: bool, kept: l
             place = (index, stops[-1] - len(covered.lstrip()), starts[0] + len(covered.rstrip()))
             words.append(((positions[0], positions[-1] + 1), place))
     return words
+
+
+def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer's own words end at white space and at punctuation.
+
+    WordPiece and byte-level BPE split like this; SentencePiece-style tokenizers keep punctuation with its neighbour
+    (T5) or take a whole text as one word (Llama).
+    """
+    return bool(tokenizer.is_fast) and len(set(tokenized(tokenizer, "a, b", add_special_tokens=False).word_ids())) >= 3
 
 
 def _character_words(text: str) -> list[int | None]:

@@ -22,8 +22,8 @@ from transformers import PreTrainedConfig
 from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.shapes import Float, Tensor
-from identikit.texts.encoding import Room
-from identikit.texts.text import Encoded, is_several
+from identikit.texts.encoding import Room, named
+from identikit.texts.text import Encoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -174,14 +174,8 @@ class FeatureSource:
 
 def encode_features(source: FeatureSource, inputs: object, room: Room, *, keep: bool = True) -> list[Encoded]:
     """Turn an image or sound, or a list of them, into tokens with features; with `keep=False` features are dropped."""
-    modality = source.kind.modality
-    several = is_several(inputs)
-    listed = inputs if several else [inputs]
-    if not listed:
-        raise InputError(f"Reading {modality}s: the list is empty. Pass at least one {modality}.")
     results = []
-    for index, value in enumerate(listed):
-        name = f"{modality}s[{index}]" if several else f"the {modality}"
+    for name, value in named(inputs, source.kind.modality):
         encoded = source.kind.encode(value, name, source, room)
         results.append(encoded if keep else replace(encoded, features=None))
     return results

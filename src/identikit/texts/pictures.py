@@ -8,7 +8,7 @@ and is here. The image processor makes the pixels; no processor of several is ne
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from identikit.checks import shortened
 from identikit.errors import InputError, TooLongError
 from identikit.shapes import Tensor
 from identikit.texts.chat import is_chat, written
-from identikit.texts.encoding import Room, separates_words, tokenized, word_spans
+from identikit.texts.encoding import Room, encode_prompt
 from identikit.texts.features import open_image, small_copy
 from identikit.texts.text import Encoded, ImagesRead, TextWithImages, is_image
 
@@ -156,26 +156,16 @@ class PictureSource:
             for number, image in enumerate(prompt.images)
         ]
         string, spans = self._expanded(prompt, views)
-        pieces = tokenized(self.tokenizer, string, add_special_tokens=prompt.opened)
-        ids: list[int] = pieces["input_ids"]
-        patches = self._patches(name, ids, views, room)
+        encoded = encode_prompt(self.tokenizer, string, spans, opened=prompt.opened)
+        patches = self._patches(name, encoded.ids, views, room)
         about, names = _placed(prompt.images, views, patches)
-        tokens = self.tokenizer.convert_ids_to_tokens(ids)
-        encoding = pieces.encodings[0]  # pyright: ignore[reportOptionalSubscript] - of a fast tokenizer
-        own = [any(first < stop and start < last for first, last in spans) for start, stop in encoding.offsets]
-        aligned = word_spans(encoding, (string,), separates_words(self.tokenizer))
-        words = [(span, place) for span, place in aligned if own[span[0]]]
-        arguments = self._arguments(made, ids)
+        arguments = self._arguments(made, encoded.ids)
         read = ImagesRead(arguments, about) if prompt.images else None
-        return Encoded(
-            ids=tuple(ids),
-            segments=(0,) * len(ids) if "token_type_ids" in self.tokenizer.model_input_names else None,
-            special=tuple(not mine and place not in names for place, mine in enumerate(own)),
-            tokens=tuple(names.get(place, token) for place, token in enumerate(tokens)),
-            words=tuple(span for span, _ in words),
-            text=TextWithImages(given, _digest(ids, arguments)) if read else tuple(map(dict, given)),
-            characters=tuple(place for _, place in words),
-            parts=(string,),
+        return replace(
+            encoded,
+            special=tuple(special and place not in names for place, special in enumerate(encoded.special)),
+            tokens=tuple(names.get(place, token) for place, token in enumerate(encoded.tokens)),
+            text=TextWithImages(given, _digest(encoded.ids, arguments)) if read else tuple(map(dict, given)),
             images=read,
         )
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -19,7 +19,6 @@ from identikit.shapes import Bool, Float, Int, Tensor
 
 LONGEST = 10_000_000  # characters of a text; tokenising takes a few hundred bytes for each
 SOURCE = "source"  # the fact of a Result with the `tokens`, `special` and `words` of its keys or inputs
-Side = Literal["right", "left"]
 Result = TypeVar("Result")
 
 
@@ -181,32 +180,26 @@ def shown(token: str) -> str:
     return text.replace("▁", " ").replace("\n", "↵")
 
 
-def collate(
-    encoded: Sequence[Encoded], *, pad_id: int, side: Side = "right", order: Sequence[int] | None = None
-) -> TokenBatch:
-    """Pad texts to the longest; `order` is each one's index in the caller's list (0, 1, … unless given).
+def collate(encoded: Sequence[Encoded], *, pad_id: int) -> TokenBatch:
+    """Pad texts on the right, to the longest.
 
     Images and sounds are stacked: their features must have one shape.
     """
+    return stacked([_batch_of_one(text) for text in encoded], pad_id)
 
-    def padded(rows: Iterable[Sequence[int]], fill: int = 0) -> Tensor:
-        tensors = [torch.tensor(row) for row in rows]
-        return pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side=side)
 
-    features = [text.features for text in encoded if text.features is not None]
-    segments = [text.segments for text in encoded if text.segments is not None]
-    sources = [text.source for text in encoded if text.source is not None]
+def _batch_of_one(text: Encoded) -> TokenBatch:
     return TokenBatch(
-        ids=None if features else padded([text.ids for text in encoded], pad_id),
-        keep=padded([[True] * len(text) for text in encoded]),
-        special=padded([text.special for text in encoded]),
-        segments=padded(segments) if segments else None,
-        tokens=tuple(text.tokens for text in encoded),
-        words=tuple(text.words for text in encoded),
-        order=tuple(range(len(encoded)) if order is None else order),
-        features=torch.stack(features) if features else None,
-        images=encoded[0].images,
-        source=collate(sources, pad_id=pad_id, side=side) if sources else None,
+        ids=torch.tensor([text.ids]) if text.features is None else None,
+        keep=torch.ones(1, len(text), dtype=torch.bool),
+        special=torch.tensor([text.special]),
+        segments=None if text.segments is None else torch.tensor([text.segments]),
+        tokens=(text.tokens,),
+        words=(text.words,),
+        order=(0,),
+        features=None if text.features is None else text.features[None],
+        images=text.images,
+        source=None if text.source is None else _batch_of_one(text.source),
     )
 
 
@@ -218,6 +211,7 @@ def stacked(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
         return pad_sequence(rows, batch_first=True, padding_value=fill) if rows else None
 
     sources = [batch.source for batch in batches if batch.source is not None]
+    features = [batch.features for batch in batches if batch.features is not None]
     return TokenBatch(
         ids=joined("ids", pad_id),
         keep=joined("keep"),
@@ -226,7 +220,8 @@ def stacked(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
         tokens=tuple(batch.tokens[0] for batch in batches),
         words=tuple(batch.words[0] for batch in batches),
         order=tuple(range(len(batches))),
-        features=joined("features"),
+        features=torch.cat(features) if features else None,
+        images=batches[0].images,
         source=stacked(sources, pad_id) if sources else None,
     )
 
@@ -285,7 +280,7 @@ def batches(encoded: Sequence[Encoded], *, pad_id: int, batch_tokens: int = 4096
     while order:
         most = max(1, batch_tokens // encoded[order[0]].room)
         rows = [index for index in order[:most] if shape(index) == shape(order[0])]
-        yield collate([encoded[index] for index in rows], pad_id=pad_id, order=rows)
+        yield replace(collate([encoded[index] for index in rows], pad_id=pad_id), order=tuple(rows))
         order = order[len(rows) :]
 
 

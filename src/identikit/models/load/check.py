@@ -11,13 +11,13 @@ from typing import NoReturn
 
 import torch
 
-from identikit.errors import IdentikitError, ModelError
+from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.blocks import Trace, first_output
 from identikit.models.load.linear import ROUNDED, linear_bias
 from identikit.models.load.weights import broken_weight
 from identikit.models.model import Model
-from identikit.models.surroundings import makeup, undisturbed
+from identikit.models.surroundings import failing_clearly, makeup, undisturbed
 from identikit.models.taps.switch import switched
 from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Tensor
@@ -71,16 +71,8 @@ def prove_with_images(model: Model, batch: TokenBatch) -> None:
         _attention_rebuilds_output(model, call, some)
 
     with model.alone(), undisturbed(), torch.no_grad():
-        try:
+        with failing_clearly(model.name, "a text with images", "Use the model's own processor."):
             trace = model.trace(batch, visit)
-        except IdentikitError:
-            raise
-        except Exception as error:  # the modules are the user's, and raise what they like
-            reason = " ".join(str(error).split())[:200].rstrip(".")
-            raise ModelError(
-                f"Reading {model.name}: it failed on a text with images ({type(error).__name__}: {reason}). Use the "
-                "model's own processor."
-            ) from error
         _output_is_the_models_own(model, batch, trace.hidden[-1])
 
 

@@ -8,6 +8,7 @@ that the model computes in; and since many of them give a wrong derivative, or s
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,9 +35,7 @@ def linear_weight(layer: HubModule, dtype: torch.dtype) -> Float[Tensor, "in out
     if not adapted(layer):
         weight = held(layer, "weight").detach()
         return weight if isinstance(layer, Conv1D) else weight.T  # GPT-2 stores (in, out), linear layers (out, in)
-    unit = torch.eye(layer.in_features + 1, layer.in_features).roll(1, 0)  # zero first, then the unit vectors
-    made = _computed(layer, unit)
-    return (made[1:] - made[0]).to(layer.weight.dtype)
+    return _answers(layer, _in_float64(layer), torch.float64).to(layer.weight.dtype)
 
 
 def linear_size(layer: HubModule) -> tuple[int, int]:
@@ -55,12 +54,13 @@ def matrices(module: nn.Module) -> list[tuple[int, ...]]:
     return [*map(linear_size, linear), *(tuple(weight.shape) for weight in plain)]
 
 
+@torch.no_grad()
 def linear_bias(layer: HubModule) -> Float[Tensor, "out"] | None:
     """Return b of what a linear layer computes, x·W + b; None if it has none."""
     bias = getattr(layer, "bias", None)
     if not adapted(layer) or any(map(packed, layer.modules())):
         return None if bias is None else held(layer, "bias").detach()
-    made = _computed(layer, torch.zeros(1, layer.in_features))[0]
+    made = _in_float64(layer)(torch.zeros(1, layer.in_features, dtype=torch.float64, device=place_of(layer)))[0]
     return made.to(layer.weight.dtype) if bias is not None or made.any() else None
 
 
@@ -77,11 +77,10 @@ def embedding_rows(layer: HubModule) -> Float[Tensor, "id d"]:
         return torch.cat([layer(ids) for ids in torch.arange(layer.num_embeddings).to(place_of(layer)).split(_AT_ONCE)])
 
 
-def _computed(layer: HubModule, x: Float[Tensor, "n in"]) -> Float[Tensor, "n out"]:
-    """Run a layer and its adapters, whatever they are, on a copy in float64, past any hooks on it."""
+def _in_float64(layer: HubModule) -> Callable[[Tensor], Tensor]:
+    """Return what runs a layer and its adapters, whatever they are, on a copy in float64, past any hooks on it."""
     twin = copy.deepcopy(layer).double().eval()
-    with torch.no_grad():
-        return type(twin).forward(twin, x.double().to(layer.weight.device))
+    return partial(type(twin).forward, twin)
 
 
 @torch.no_grad()

@@ -34,7 +34,6 @@ from identikit.models.load.checkpoint import (
     weight_files,
     with_adapter,
 )
-from identikit.models.load.known_bad import refuse_known_bad
 from identikit.models.load.weights import (
     PLAIN,
     cast_plain,
@@ -193,7 +192,6 @@ def _proved(
 ) -> Model:
     """Return a model that can be read, and that knows the special tokens of its tokenizer."""
     name = name if tower is None else f"{name} ({tower} tower)"
-    refuse_known_bad(part.config.model_type, name, transformers.__version__)
     model = Model(part, readers.texts, name=name, revision=revision)
     model.writer = readers.targets
     model.images = readers.images
