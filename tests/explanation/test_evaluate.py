@@ -17,8 +17,7 @@ import identikit as ik
 from identikit import plots
 from identikit.cli.main import app
 from identikit.explanation.evaluation_dataset import evaluation_tables
-from identikit.explanation.faithfulness import SCORES, EvaluationOptions
-from identikit.explanation.ranked import BASELINES
+from identikit.explanation.faithfulness import BASELINES, SCORES, EvaluationOptions
 from identikit.explanation.replaced import Replacement
 from identikit.runs import run as runs
 from identikit.runs.engines import Local, Processes
