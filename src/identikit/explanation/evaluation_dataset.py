@@ -67,7 +67,8 @@ def evaluation_tables(
 
     texts = list(texts)
     numbers = evaluation_statistics(model, texts, run, options)
-    found = gathered(model, texts, numbers, options)
+    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+    found = gathered(model, [text.text for text in encoded], numbers, options)
 
     def frame(table: str, *arrays: str, **renamed: str) -> DataFrame:
         """Return arrays of the result as a table, which is empty where they were not tested."""
@@ -85,7 +86,6 @@ def evaluation_tables(
     )
     if len(curves):
         curves = curves.melt(["curve", "share"], var_name="way", value_name="change")
-    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
     tables = {
         "texts": texts_table(texts, [len(text) for text in encoded]),
         "scores": each.assign(value=scores.flatten().numpy()),
