@@ -9,7 +9,7 @@ from identikit.errors import InputError
 from identikit.plots import style
 from identikit.plots.forms import Panels, colour_bar, from_zero, heat_map, new_axes, outline
 from identikit.plots.maps import WEIGHT
-from identikit.plots.reading import head_of, named, panels_of, read, table
+from identikit.plots.reading import check, head_of, named, panels_of, table
 from identikit.plots.style import house_style, legend, percent, token_axis
 from identikit.results.result import Result
 
@@ -25,12 +25,12 @@ def alignment(intervals: Result, *, axes: Iterable[Axes] | None = None) -> Panel
     words take the place of tokens.
     """
     last = next((axis.name for axis in getattr(intervals, "axes", ()) if axis.name in ("key", "group")), "key")
-    data = read("alignment", intervals, _ENDS, axes=("query", last))
+    check("alignment", intervals, _ENDS, axes=("query", last))
     aligned = getattr(intervals, "aligned", None)
     if aligned is None:
         raise InputError(f"Cannot draw alignment of {intervals.a_kind}: expected attention intervals.")
-    raw, lower, upper = (table(data, name, "query", last) for name in _ENDS)
-    sources = named(data, "key") if last == "key" else [str(name) for name in np.atleast_1d(data[last].to_numpy())]
+    raw, lower, upper = (table(intervals, name, "query", last) for name in _ENDS)
+    sources = named(intervals.axis(last))
     rows = range(len(raw))
     best = raw.argmax(1)
     certain = np.atleast_1d(aligned.cpu().numpy()) >= 0
@@ -45,9 +45,9 @@ def alignment(intervals: Result, *, axes: Iterable[Axes] | None = None) -> Panel
             column = int(best[row])
             outline(panels[0], x=(column, column), y=(int(row), int(row)))
         token_axis(panels[0].xaxis, sources)
-        token_axis(panels[0].yaxis, named(data, "query"))
+        token_axis(panels[0].yaxis, named(intervals.axis("query")))
         panels[0].set(xlabel="source", ylabel="target")
-        panels[0].set_title(f"{head_of(data)}, raw", loc="left")
+        panels[0].set_title(f"{head_of(intervals)}, raw", loc="left")
         colour_bar(image, panels[:1], scale, WEIGHT)
         ends = lower[rows, best], upper[rows, best]
         kinds = (("in every attention", certain, style.BLUE), ("not in every one", ~certain, style.GREY))
