@@ -311,14 +311,14 @@ def finetune(
     as_json: option.Json = False,
 ) -> None:
     """Fine-tune a model on MRPC or CoLA, to compare it before and after (Fig. 12 and 13)."""
-    from identikit.cli.terminal import print_json, step_progress
+    from identikit.cli.terminal import answer, step_progress
     from identikit.paper.finetune import Training
     from identikit.paper.finetune import finetune as finetuned
 
     training = Training(epochs, batch_size, learning_rate, seed, sample=sample)
     with step_progress() as told:
         tuned = finetuned(model, task, training, data_dir=data_dir, out=out, device=device, progress=told)
-    print_json(tuned.to_dict()) if as_json else typer.echo(tuned.summary())
+    answer(tuned.to_dict(), tuned.summary(), as_json=as_json)
 
 
 @app.command()
@@ -365,11 +365,11 @@ def plan(
     as_json: option.Json = False,
 ) -> None:
     """Say how much memory and time a model takes before it is loaded; of a hub id, no weights are fetched."""
-    from identikit.cli.terminal import print_json
+    from identikit.cli.terminal import answer
     from identikit.explanation.cost import planned
 
     found = planned(model, tokens, device=device, dtype=dtype, revision=revision)
-    print_json(found.to_dict()) if as_json else typer.echo(found.words())
+    answer(found.to_dict(), found.words(), as_json=as_json)
 
 
 @app.command()
