@@ -17,8 +17,7 @@ import identikit as ik
 from identikit import plots
 from identikit.cli.main import app
 from identikit.explanation.evaluation_dataset import evaluation_tables
-from identikit.explanation.faithfulness import SCORES, EvaluationOptions
-from identikit.explanation.ranked import BASELINES
+from identikit.explanation.faithfulness import BASELINES, SCORES, EvaluationOptions
 from identikit.explanation.replaced import Replacement
 from identikit.runs import run as runs
 from identikit.runs.engines import Local, Processes
@@ -235,6 +234,22 @@ def test_a_text_without_sources_has_no_scores(truthful: ik.Result):
 OPTIONS = EvaluationOptions(measures=("mean", "leave one out"), beam=2)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a model and the texts."""
+    save_model(tmp_path / "model", "llama")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    return tmp_path
+
+
+def command(folder: Path, *words: str) -> str:
+    """Run a command that ends well; return what it prints."""
+    data = ["--data", str(folder / "texts.txt"), "--model", str(folder / "model")] if words[0] == "evaluate" else []
+    done = CliRunner().invoke(app, [*words, *data])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
 def tables(folder: Path, store: str, engine: Local | Processes | None = None) -> dict[str, DataFrame]:
     model = ik.load(str(folder / "model"))
     return evaluation_tables(model, TEXTS, Run(Store(folder / store, {}), engine or Local()), OPTIONS)
@@ -246,14 +261,13 @@ def check_same(folder: Path, first: str, second: str) -> None:
     assert written and written == {path.name: path.read_bytes() for path in (folder / second).glob("*.csv")}
 
 
-def test_tables_hold_the_result_and_are_the_same_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    save_model(tmp_path / "model", "llama")
-    model = ik.load(str(tmp_path / "model"))
+def test_tables_hold_the_result_and_are_the_same_after_a_stop(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    model = ik.load(str(folder / "model"))
     monkeypatch.setattr(runs, "SHARD_SECONDS", 0.0)
     monkeypatch.setattr(runs, "SHARD_LEAST", 0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        whole = tables(tmp_path, "whole")
+        whole = tables(folder, "whole")
         found = ik.evaluate(model, TEXTS, OPTIONS.measures, beam=2)
         summary = whole["summary"].set_index(["measure", "score"])
         for array, column in (("mean", "mean"), ("stderr", "error"), ("low", "low"), ("high", "high")):
@@ -262,56 +276,42 @@ def test_tables_hold_the_result_and_are_the_same_after_a_stop(tmp_path: Path, mo
         changes = torch.tensor(whole["curves"]["change"].to_numpy()).reshape(2, *found.deletion_curve.shape)
         assert torch.equal(changes[0], found.deletion_curve) and torch.equal(changes[1], found.insertion_curve)
         assert torch.equal(torch.tensor(whole["shuffled"]["correlation"].to_numpy()), found.left.flatten())
-        shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
-        shards = sorted((tmp_path / "stopped").glob("shard-*"))
+        shutil.copytree(folder / "whole", folder / "stopped")
+        shards = sorted((folder / "stopped").glob("shard-*"))
         assert len(shards) > 1
         shards[-1].unlink()
-        tables(tmp_path, "stopped")
-    check_same(tmp_path, "whole", "stopped")
+        tables(folder, "stopped")
+    check_same(folder, "whole", "stopped")
 
 
 @pytest.mark.slow
-def test_tables_are_the_same_for_any_engine_and_but_for_rounding_for_any_number_of_threads(tmp_path: Path):
-    save_model(tmp_path / "model", "llama")
-    one = tables(tmp_path, "here", Local(threads=1))
-    tables(tmp_path, "apart", Processes(1, 2))
-    check_same(tmp_path, "here", "apart")
-    two = tables(tmp_path, "threads", Local(threads=2))
-    tables(tmp_path, "apart with threads", Processes(2, 1))
-    check_same(tmp_path, "threads", "apart with threads")
+def test_tables_are_the_same_for_any_engine_and_but_for_rounding_for_any_number_of_threads(folder: Path):
+    one = tables(folder, "here", Local(threads=1))
+    tables(folder, "apart", Processes(1, 2))
+    check_same(folder, "here", "apart")
+    two = tables(folder, "threads", Local(threads=2))
+    tables(folder, "apart with threads", Processes(2, 1))
+    check_same(folder, "threads", "apart with threads")
     for name, table in one.items():
         assert_frame_equal(table, two[name], rtol=1e-4, atol=1e-5)
 
 
-def test_the_command_writes_the_tables_also_in_parts_and_says_how_measures_fare(tmp_path: Path):
-    save_model(tmp_path / "model", "llama")
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-
-    def run(*words: str) -> str:
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    given = ["evaluate", "--data", str(tmp_path / "texts.txt"), "--model", str(tmp_path / "model"), "--measure", "mean"]
-    given += ["--test", "curves", "--test", "randomised", "--beam", "1", "--target", "prediction"]
-    told = run(*given, "--out", str(tmp_path / "run"))
+def test_the_command_writes_the_tables_also_in_parts_and_says_how_measures_fare(folder: Path):
+    given = ["evaluate", "--measure", "mean", "--test", "curves", "--test", "randomised", "--beam", "1"]
+    given += ["--target", "prediction"]
+    told = command(folder, *given, "--out", str(folder / "run"))
     assert "of the probability of the model's own prediction on 3 texts" in told
     assert "± standard errors" in told and "reversed" in told
     for part in ("1/2", "2/2"):
-        run(*given, "--out", str(tmp_path / "parts"), "--shard", part)
-    run("merge", str(tmp_path / "parts"))
-    check_same(tmp_path, "run", "parts")
+        command(folder, *given, "--out", str(folder / "parts"), "--shard", part)
+    command(folder, "merge", str(folder / "parts"))
+    check_same(folder, "run", "parts")
     names = {"texts", "scores", "summary", "shuffled", "curves"}
-    assert {path.stem for path in (tmp_path / "run").glob("*.csv")} == names
-    assert "Equal" in run("diff", str(tmp_path / "run"), str(tmp_path / "parts"))
+    assert {path.stem for path in (folder / "run").glob("*.csv")} == names
+    assert "Equal" in command(folder, "diff", str(folder / "run"), str(folder / "parts"))
 
 
-def test_what_was_not_tested_leaves_empty_tables_that_are_as_described(tmp_path: Path):
-    save_model(tmp_path / "model", "llama")
-    (tmp_path / "texts.txt").write_text(TEXTS[0])
-    given = ["evaluate", "--data", str(tmp_path / "texts.txt"), "--model", str(tmp_path / "model")]
-    given += ["--measure", "mean", "--measure", "mean", "--test", "leave one out", "--test", "leave one out"]
-    done = CliRunner().invoke(app, [*given, "--out", str(tmp_path / "run")])
-    assert done.exit_code == 0 and done.stdout.count("\nmean ") == 1, done.output
-    done = CliRunner().invoke(app, ["verify", str(tmp_path / "run")])
-    assert done.exit_code == 0 and "No problems found" in done.stdout, done.output
+def test_what_was_not_tested_leaves_empty_tables_that_are_as_described(folder: Path):
+    given = ["--measure", "mean", "--measure", "mean", "--test", "leave one out", "--test", "leave one out"]
+    assert command(folder, "evaluate", *given, "--out", str(folder / "run")).count("\nmean ") == 1
+    assert "No problems found" in command(folder, "verify", str(folder / "run"))

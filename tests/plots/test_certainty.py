@@ -2,21 +2,24 @@
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from identikit import plots
+from identikit.attention.certainty import head_means
 from identikit.errors import InputError
-from identikit.plots.certainty import GROUPS
+from identikit.plots.certainty import mass_band, value_points
+from identikit.plots.forms import new_axes
 from identikit.plots.style import sheet_of
 from tests.plots.test_plots import check_layout
 
 WEIGHTS = {"raw": 0.4, "effective": -0.01, "lower": 0.3, "upper": 0.6}
 
 
-def groups(layers: int = 3, heads: int = 4, group: str = "first") -> DataFrame:
+def groups(layers: int = 3, heads: int = 4) -> DataFrame:
     """Two texts; in the second every weight is half of that in the first, and has three times the rows."""
     return DataFrame(
-        {"text": text, "tokens": 50, "layer": layer, "head": head, "group": group, "rows": 1 + 2 * text}
+        {"text": text, "tokens": 50, "layer": layer, "head": head, "group": "first", "rows": 1 + 2 * text}
         | {name: weight * (1 + layer) / layers / (1 + text) for name, weight in WEIGHTS.items()}
         | {"value_size": 0.1 * (1 + head)}
         for text in range(2)
@@ -25,8 +28,16 @@ def groups(layers: int = 3, heads: int = 4, group: str = "first") -> DataFrame:
     )
 
 
+def drawn(table: DataFrame, group: str = "first") -> tuple[Axes, Axes]:
+    """What a group of keys receives, and how large its values are."""
+    mass, values = new_axes(columns=2)
+    mass_band(mass, head_means(table, group))
+    value_points(values, head_means(table, group))
+    return mass, values
+
+
 def test_sinks_by_layer():
-    mass, values = plots.sinks(groups())
+    mass, values = drawn(groups())
     mean = np.array([1, 2, 3]) / 3 * (1 + 3 * 0.5) / 4  # over rows
     raw, effective = mass.get_lines()
     np.testing.assert_allclose(raw.get_ydata(), 0.4 * mean)
@@ -39,24 +50,15 @@ def test_sinks_by_layer():
     check_layout(sheet_of(mass))
 
 
-def test_sinks_by_head_are_not_joined():
-    mass, values = plots.sinks(groups(heads=12), layer=2)
-    assert [bar.get_y() for bar in mass.patches] == pytest.approx([0.3 * 0.625] * 12)
-    assert [bar.get_height() for bar in mass.patches] == pytest.approx([0.3 * 0.625] * 12)
-    assert {line.get_linestyle() for line in mass.get_lines()} == {"None"}
-    np.testing.assert_allclose(values.collections[0].get_offsets()[:, 1], 0.1 * np.arange(1, 13))
-    assert mass.get_xlabel() == values.get_xlabel() == "head"
-    check_layout(sheet_of(mass))
-
-
 def test_heads_without_rows_are_left_out():
-    table = groups(group="cls")
+    table = groups()
     unseen = table["layer"] == 1
     table.loc[unseen, ["rows", *WEIGHTS]] = [0, *[np.nan] * 4]
-    mass, values = plots.sinks(table, "cls")
+    mass, values = drawn(table)
     assert list(mass.get_lines()[0].get_xdata()) == [0, 2]
     assert len(values.collections[0].get_offsets()) == 12  # values need no rows
-    assert GROUPS["cls"] in mass.get_legend().get_title().get_text()
+    with pytest.raises(InputError, match="group='cls' is not known: use 'first'"):
+        drawn(table, "cls")
 
 
 def test_certain_mass_is_the_mean_over_a_texts_rows():
@@ -71,12 +73,3 @@ def test_certain_mass_is_the_mean_over_a_texts_rows():
         np.testing.assert_allclose(drawn.collections[0].get_offsets(), pearson)
         assert list(drawn.get_lines()[0].get_xdata()) == [32, 32]
     check_layout(sheet_of(both))
-
-
-def test_mistakes_are_told():
-    with pytest.raises(InputError, match="group='cls' is not known: use 'first'"):
-        plots.sinks(groups(), "cls")
-    with pytest.raises(InputError, match="layer=9 is not in the table"):
-        plots.sinks(groups(), layer=9)
-    with pytest.raises(InputError, match="has 1 axes, and 2 are needed"):
-        plots.sinks(groups(), axes=plots.sinks(groups())[:1])

@@ -119,13 +119,6 @@ def test_a_scale_from_zero_says_when_larger_numbers_occur():
     assert form.from_zero(np.zeros((1, 1))).most == 1.0
 
 
-def test_what_is_unknown_is_blank_and_hatched():
-    axes = form.new_axes()[0]
-    image = form.heat_map(axes, np.array([[0.2, np.nan]]), form.from_zero(np.array([0.2])))
-    assert image.to_rgba(image.get_array())[0, 1, 3] == 0
-    assert axes.patch.get_hatch()
-
-
 # Machado, Oliveira and Fernandes (2009), full severity, on linear RGB.
 BLINDNESS = {
     "normal": np.eye(3),

@@ -12,7 +12,6 @@ import identikit as ik
 from identikit import plots
 from identikit.attention.result import AttentionIntervals, EffectiveAttention
 from identikit.plots import maps
-from identikit.plots.maps import largest
 from identikit.results.result import LARGEST, Result
 from tests.models import tiny
 from tests.plots.made_up import EDGE, PROVENANCE, attention, attribution, axes_of, identity
@@ -109,12 +108,6 @@ def slow_largest(cells: np.ndarray, step: int) -> np.ndarray:
             if len(known):
                 found[row, column] = known[np.abs(known).argmax()]
     return found
-
-
-def test_a_block_is_its_largest_number_in_size():
-    cells = np.array([[0.1, -0.5, np.nan], [0.3, 0.2, np.nan], [np.nan, np.nan, 0.4]])
-    np.testing.assert_array_equal(largest(cells, 2), [[-0.5, np.nan], [np.nan, 0.4]])
-    assert largest(cells, 1) is cells
 
 
 def test_one_selected_row_of_a_long_text_is_a_map_of_one_row():

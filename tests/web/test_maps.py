@@ -111,13 +111,6 @@ def hover(page: Any, wanted: str) -> dict[str, Any]:
     raise AssertionError(f"Nothing under the mouse fulfils {wanted}.")
 
 
-def test_the_maps_of_a_report_are_those_of_the_api(page: Any, report_file: Path, explanation: Any):
-    opened(page, report_file)
-    for layer, head in ((0, 0), (1, 3), (2, 1)):
-        state(page, layer=layer, head=head)
-        check_maps(shown_maps(page), explanation.attention.sel(layer=layer, head=head))
-
-
 def test_a_causal_table_holds_what_queries_see(page: Any, tmp_path: Path):
     attention = ik.effective_attention(tiny.shared("gemma2"), TEXT)  # grouped, soft-capped, some layers windowed
     attention.save_html(tmp_path / "page.html")

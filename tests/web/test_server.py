@@ -24,6 +24,7 @@ from tests.models import tiny
 from tests.web.served import SHORT, Served
 
 EDGE = {"layer": 1, "head": 2, "query": 3, "key": 4}
+JSON = {"content-type": "application/json"}
 CODES = {400: "invalid", 404: "not_found", 405: "wrong_method", 413: "too_large", 421: "wrong_host"}
 
 
@@ -195,7 +196,7 @@ def test_the_description_names_every_route_and_its_errors(server: Served):
     ],
 )
 def test_a_text_that_cannot_be_read_is_refused_at_once(server: Served, body: Any, code: str, words: str):
-    answer = server.client.post("/api/jobs", content=json.dumps(body), headers={"content-type": "application/json"})
+    answer = server.client.post("/api/jobs", content=json.dumps(body), headers=JSON)
     assert words in refused(answer, 422, code)
 
 
@@ -212,17 +213,14 @@ def test_a_text_that_cannot_be_read_is_refused_at_once(server: Served, body: Any
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused(server: Served, result: str, path: str, body: Any, words: str):
-    answer = server.client.post(
-        f"/api/results/{result}/{path}", content=json.dumps(body), headers={"content-type": "application/json"}
-    )
+    answer = server.client.post(f"/api/results/{result}/{path}", content=json.dumps(body), headers=JSON)
     assert words in refused(answer, 422, answer.json()["error"]["code"])
 
 
 def test_bodies_that_are_no_json_or_too_large(server: Served):
-    json_type = {"content-type": "application/json"}
     for content in (b"", b"{", b"\xff\xfe", b"null"):
-        refused(server.client.post("/api/jobs", content=content, headers=json_type), 422, "invalid")
-    nested = server.client.post("/api/jobs", content=b"[" * 20_000, headers=json_type)
+        refused(server.client.post("/api/jobs", content=content, headers=JSON), 422, "invalid")
+    nested = server.client.post("/api/jobs", content=b"[" * 20_000, headers=JSON)
     refused(nested, nested.status_code, "invalid")
     assert nested.status_code in (400, 422)
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
@@ -232,9 +230,9 @@ def test_bodies_that_are_no_json_or_too_large(server: Served):
 
     limit = server.client.get("/api").json()["limits"]["body"]
     large = json.dumps({"text": "w" * limit}).encode()
-    refused(server.client.post("/api/jobs", content=large, headers=json_type), 413)
+    refused(server.client.post("/api/jobs", content=large, headers=JSON), 413)
     pieces = (large[start : start + 1000] for start in range(0, len(large), 1000))
-    refused(server.client.post("/api/jobs", content=pieces, headers=json_type), 413)  # which does not say its size
+    refused(server.client.post("/api/jobs", content=pieces, headers=JSON), 413)  # which does not say its size
 
 
 def test_what_is_not_there(server: Served, result: str):

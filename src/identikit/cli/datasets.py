@@ -79,7 +79,7 @@ class DatasetRun:
 
         A shard only gathers numbers; `tables` gathers them and makes tables. `also` are settings besides the options.
         """
-        from identikit.cli.terminal import print_json, step_progress
+        from identikit.cli.terminal import answer, step_progress
         from identikit.runs.engines import engine_of
         from identikit.runs.manifest import manifest, note
         from identikit.runs.run import Run, part_folder
@@ -120,7 +120,7 @@ class DatasetRun:
         else:
             words = f"Shard {self.shard} is complete. Once all shards are complete, run `identikit merge {self.out}`."
             numbers = {"shard": self.shard}
-        print_json(numbers) if self.as_json else typer.echo(words)
+        answer(numbers, words, as_json=self.as_json)
 
     def part(self) -> tuple[int, int] | None:
         """Return which shard of how many is asked for, if one is."""

@@ -1,7 +1,9 @@
 """The command line: parse, call the public API, print."""
 
 import json
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -12,6 +14,10 @@ from identikit.cli.datasets import COMMANDS, count
 from identikit.cli.endings import OPTIONS, REPORT_TO, own_words
 from identikit.cli.runs import diff, merge, push, report, resume, status, verify
 from identikit.maths.polytope.ahead import compile_ahead
+
+if TYPE_CHECKING:
+    from identikit.explanation.result import Explanation
+    from identikit.results.words import Document
 
 
 class _Commands(TyperGroup):
@@ -114,12 +120,7 @@ def explain(
     if beside is not None and pair is not None:
         raise identikit.InputError("explain takes a second text or --pair, which is read together with the first.")
     compile_ahead()
-    from identikit import explain as explained
     from identikit.cli.terminal import console, print_json, step_progress
-    from identikit.explanation.result import Explanation
-    from identikit.explanation.words import opening, rest
-    from identikit.models.machine import duration
-    from identikit.results.words import Document
     from identikit.web.report import checked_target, save_html
 
     wanted = tuple(None if given is None else count(given) for given in (target, against))
@@ -128,39 +129,23 @@ def explain(
     given: list[Any] = [text if pair is None else (text, pair), *([] if beside is None else [beside])]
     if chat:
         given = [[{"role": "user", "content": each}] for each in given]
-    loaded = identikit.load(model, tower=tower, device=device, dtype=dtype)
-    explanations: list[Explanation] = []
-    begun: set[int] = set()  # the texts whose first answers are printed
+    explain_text = partial(
+        identikit.explain,
+        identikit.load(model, tower=tower, device=device, dtype=dtype),
+        probes=None if probes is None else count(probes),
+        measures=measures or (),
+        target=wanted[0] if against is None else wanted,
+        seconds=seconds,
+        truncate=truncate,
+    )
 
-    def say(document: Document) -> None:
+    def say(document: "Document") -> None:
         if not as_json:
             console().print(document.spoken(own_words))
 
-    def ready(draft: Explanation, seconds: float) -> None:
-        """Print the first answers, and write the page with them where the rest takes long."""
-        begun.add(len(explanations))
-        say(opening(draft))
-        if page is not None and seconds > LONG:
-            save_html([*explanations, draft], page, progress=told)
-            typer.echo(f"identikit: {page} has this already; the rest takes about {duration(seconds)}.", err=True)
-
-    for at, each in enumerate(given):
-        with step_progress() as told:
-            explanation = explained(
-                loaded,
-                each,
-                probes=None if probes is None else count(probes),
-                measures=measures or (),
-                target=wanted[0] if against is None else wanted,
-                seconds=seconds,
-                truncate=truncate,
-                progress=told,
-                ready=ready,
-            )
-        if at not in begun:
-            say(opening(explanation))
-        say(rest(explanation))  # to be read while the page is written
-        explanations.append(explanation)
+    explanations: list[Explanation] = []
+    for each in given:
+        explanations.append(_explained(partial(explain_text, each), explanations, page, say))
     written = None
     if page is not None:
         with step_progress() as told:
@@ -172,6 +157,39 @@ def explain(
     elif written is not None:
         size = written.stat().st_size / 1e6
         typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")
+
+
+def _explained(
+    explain_text: Callable[..., "Explanation"],
+    before: Sequence["Explanation"],
+    page: str | None,
+    say: Callable[["Document"], None],
+) -> "Explanation":
+    """Explain a text, saying the first answers as soon as they are there, and then the rest.
+
+    Where the rest takes long, the page is written with them, after the explanations that came `before`.
+    """
+    from identikit.cli.terminal import step_progress
+    from identikit.explanation.words import opening, rest
+    from identikit.models.machine import duration
+    from identikit.web.report import save_html
+
+    is_opened = False
+
+    def ready(draft: "Explanation", seconds: float) -> None:
+        nonlocal is_opened
+        is_opened = True
+        say(opening(draft))
+        if page is not None and seconds > LONG:
+            save_html([*before, draft], page, progress=told)
+            typer.echo(f"identikit: {page} has this already; the rest takes about {duration(seconds)}.", err=True)
+
+    with step_progress() as told:
+        explanation = explain_text(progress=told, ready=ready)
+    if not is_opened:
+        say(opening(explanation))
+    say(rest(explanation))  # to be read while the page is written
+    return explanation
 
 
 for command in (*COMMANDS.values(), status, resume, verify, merge, diff, report, push):
@@ -293,14 +311,14 @@ def finetune(
     as_json: option.Json = False,
 ) -> None:
     """Fine-tune a model on MRPC or CoLA, to compare it before and after (Fig. 12 and 13)."""
-    from identikit.cli.terminal import print_json, step_progress
+    from identikit.cli.terminal import answer, step_progress
     from identikit.paper.finetune import Training
     from identikit.paper.finetune import finetune as finetuned
 
     training = Training(epochs, batch_size, learning_rate, seed, sample=sample)
     with step_progress() as told:
         tuned = finetuned(model, task, training, data_dir=data_dir, out=out, device=device, progress=told)
-    print_json(tuned.to_dict()) if as_json else typer.echo(tuned.summary())
+    answer(tuned.to_dict(), tuned.summary(), as_json=as_json)
 
 
 @app.command()
@@ -347,11 +365,11 @@ def plan(
     as_json: option.Json = False,
 ) -> None:
     """Say how much memory and time a model takes before it is loaded; of a hub id, no weights are fetched."""
-    from identikit.cli.terminal import print_json
+    from identikit.cli.terminal import answer
     from identikit.explanation.cost import planned
 
     found = planned(model, tokens, device=device, dtype=dtype, revision=revision)
-    print_json(found.to_dict()) if as_json else typer.echo(found.words())
+    answer(found.to_dict(), found.words(), as_json=as_json)
 
 
 @app.command()

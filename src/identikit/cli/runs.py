@@ -21,7 +21,7 @@ _TROUBLE = 2
 
 def status(folder: FolderArgument, as_json: option.Json = False) -> None:
     """Show the progress of a run: what is done and what is missing, its speed, who is writing to it, and any damage."""
-    from identikit.cli.terminal import print_json
+    from identikit.cli.terminal import answer
     from identikit.runs import inspect
 
     parts = inspect.parts_of(folder)
@@ -34,14 +34,12 @@ def status(folder: FolderArgument, as_json: option.Json = False) -> None:
         except InputError as why:
             nested[name] = str(why)
     nested |= dict.fromkeys(inspect.absent_parts(parts), "missing")
-    if as_json:
-        reports = {name: part if isinstance(part, str) else part.to_dict() for name, part in sorted(nested.items())}
-        print_json({"run": whole and whole.to_dict(), "parts": reports})
-        return
     lines = [f"{folder}: a run in {len(nested)} shards."] if whole is None else inspect.state_words(whole)
+    reports: dict[str, object] = {}
     for name, part in sorted(nested.items()):
+        reports[name] = part if isinstance(part, str) else part.to_dict()
         lines.append(f"{name}: {part if isinstance(part, str) else inspect.state_line(part)}")
-    typer.echo("\n".join(lines))
+    answer({"run": whole and whole.to_dict(), "parts": reports}, "\n".join(lines), as_json=as_json)
 
 
 def resume(
@@ -108,21 +106,16 @@ def _run_again(context: option.Context, folder: str, noted: "NotedCommand", chan
 
 def verify(folder: FolderArgument, as_json: option.Json = False) -> None:
     """Check that no file of a run or saved result has changed since it was written, and its proofs. No model is run."""
-    from identikit.cli.terminal import print_json
+    from identikit.cli.terminal import answer
     from identikit.explanation import result  # noqa: F401 - a folder may hold a result of any kind
     from identikit.runs.verify import verify as verified
 
     report = verified(folder)
-    if as_json:
-        wrong = [{"file": file, "why": why} for file, why in report.wrong]
-        counts = {"sealed": report.seals, "checksums": report.checksums, "tables": report.tables}
-        counts["proofs"] = report.proofs
-        print_json({"right": not wrong, "wrong": wrong, "checked": counts})
-    else:
-        typer.echo(report.words())
-        for file, why in report.wrong:
-            typer.echo(f"Wrong: {file}: {why.rstrip('.')}.")
-        typer.echo(f"Problems found: {len(report.wrong)}." if report.wrong else "No problems found.")
+    counts = {"sealed": report.seals, "checksums": report.checksums, "tables": report.tables, "proofs": report.proofs}
+    wrong = [{"file": file, "why": why} for file, why in report.wrong]
+    lines = [report.words(), *(f"Wrong: {file}: {why.rstrip('.')}." for file, why in report.wrong)]
+    lines.append(f"Problems found: {len(wrong)}." if wrong else "No problems found.")
+    answer({"right": not wrong, "wrong": wrong, "checked": counts}, "\n".join(lines), as_json=as_json)
     if report.wrong:
         raise typer.Exit(1)
 
@@ -142,14 +135,11 @@ def report(
     as_json: option.Json = False,
 ) -> None:
     """Draw a complete run on one page: its numbers by head, layer and length, and the texts that stand out."""
-    from identikit.cli.terminal import print_json
+    from identikit.cli.terminal import answer
     from identikit.web.run_page import save_run_page
 
     place = str(save_run_page(folder, html))
-    if as_json:
-        print_json({"page": place})
-    else:
-        typer.echo(f"The page is {place}.")
+    answer({"page": place}, f"The page is {place}.", as_json=as_json)
 
 
 def push(
@@ -164,15 +154,12 @@ def push(
 
     The texts are among them, and so is the command with its paths.
     """
-    from identikit.cli.terminal import print_json
+    from identikit.cli.terminal import answer
     from identikit.explanation import result  # noqa: F401 - a folder may hold a result of any kind
     from identikit.runs.publish import publish
 
     address = publish(folder, repo, public=public)
-    if as_json:
-        print_json({"address": address})
-    else:
-        typer.echo(f"The results are at {address}.")
+    answer({"address": address}, f"The results are at {address}.", as_json=as_json)
 
 
 def diff(
@@ -190,7 +177,7 @@ def diff(
 
     Ends with status 0 if the tables agree, 1 if they differ, and 2 if they cannot be compared.
     """
-    from identikit.cli.terminal import print_json
+    from identikit.cli.terminal import answer
     from identikit.explanation import result  # noqa: F401 - folders may hold results of any kind
     from identikit.runs.compare import compare
 
@@ -199,9 +186,6 @@ def diff(
     except IdentikitError as error:
         typer.echo(f"identikit: {error}", err=True)
         raise typer.Exit(_TROUBLE) from None
-    if as_json:
-        print_json(comparison.to_dict())
-    else:
-        typer.echo("\n".join(comparison.words()))
+    answer(comparison.to_dict(), "\n".join(comparison.words()), as_json=as_json)
     if not comparison.equal:
         raise typer.Exit(_DIFFERENT)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 
+import typer
 from rich.console import Console
 
 from identikit.cli.endings import REPORT_TO
@@ -30,6 +31,14 @@ def print_json(value: object) -> None:
     """Print a value as JSON on one line, with null in place of what is not a finite number."""
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     print(json.dumps(plain(value), ensure_ascii=not is_unicode, allow_nan=False))
+
+
+def answer(numbers: object, words: str, *, as_json: bool) -> None:
+    """Print what a command found: its numbers as JSON, or in words."""
+    if as_json:
+        print_json(numbers)
+    else:
+        typer.echo(words)
 
 
 @contextmanager

@@ -105,19 +105,17 @@ def attention_facts(
     seconds = None if limit.seconds is None else limit.left()  # what all else has left of it
     sample = sample_rows(attention, [groups[group] for group in bounded], seconds=seconds, seed=SEED, progress=progress)
     ends = {group: group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)}
-    facts["to_images"] = []
-    for name, group in zip(images, shown, strict=True):
-        lower, upper = ends[group]
-        means = {"raw": raw[:, group].tolist(), "lower": lower.ends()[0].tolist(), "upper": upper.ends()[1].tolist()}
-        facts["to_images"].append({"image": name} | means)
+    given = {}  # what a group of keys gets in each layer, and could get
+    for group, (lower, upper) in ends.items():
+        parts = {"raw": raw[:, group], "lower": lower.ends()[0], "upper": upper.ends()[1]}
+        given[group] = {name: part.tolist() for name, part in parts.items()}
+    facts["to_images"] = [{"image": name} | given[group] for name, group in zip(images, shown, strict=True)]
     facts["sinks"] = []
     for group in sinks:
         token = [*tokens][group - 1]
         sink = {"token": token, "keys": tokens[token], "layers": _numbers(attention, sunk[:, group])}
         sink["value_size"] = [float(value_sizes(layer, [tokens[token]]).nanmean()) for layer in layers]
-        sink |= {"raw": raw[:, group].tolist(), "effective": effective[:, group].tolist()}
-        lower, upper = ends[group]
-        facts["sinks"].append(sink | {"lower": lower.ends()[0].tolist(), "upper": upper.ends()[1].tolist()})
+        facts["sinks"].append(sink | given[group] | {"effective": effective[:, group].tolist()})
     estimates = certain_means(attention, sample)
     facts["certain"] = _overall(sample, estimates) | {"seconds": limit.seconds}
     estimates |= dict(zip(("special_lower", "special_upper"), ends[0], strict=True))

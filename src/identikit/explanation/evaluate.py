@@ -4,17 +4,17 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from identikit.attention.agreement import Given, named_measures
 from identikit.checks import as_whole, function, is_collection, known_names, real_number, shortened
 from identikit.errors import InputError
 from identikit.explanation.evaluation_result import Evaluation, gathered
-from identikit.explanation.faithfulness import TESTS, EvaluationOptions, TestedText
-from identikit.explanation.ranked import BASELINES, NAMES
-from identikit.explanation.replaced import BATCH_TOKENS, Replacement
+from identikit.explanation.faithfulness import BASELINES, NAMES, TESTS, EvaluationOptions, TestedText
+from identikit.explanation.replaced import BATCH_TOKENS, Predicted, ReplacedText, Replacement
 from identikit.maths.threads import calm
 from identikit.models.machine import duration
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.shapes import Tensor
@@ -98,9 +98,9 @@ def evaluate(
         right = None if rights is None else rights[place]
         numbers.append(tested(model, several[place], named, options, instead, right))
         progress("evaluation, texts", place + 1, len(encoded))
-    about = {"replacement": instead.name, "left_out": len(encoded) - len(numbers)}
     read: list[ReadText] = [text.text for text in encoded[: len(numbers)]]
-    return gathered(model, read, numbers, options, about)
+    late = len(encoded) - len(numbers)
+    return gathered(model, read, stacked(numbers), options, replacement=instead.name, left_out=late)
 
 
 def tested(
@@ -112,9 +112,16 @@ def tested(
     truth: Sequence[int] | None = None,
 ) -> dict[str, Tensor]:
     """Return the numbers of one text."""
-    layers = model.attention_layers
-    (reading,) = readings(model, text, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
-    return TestedText(reading, measures, options, instead, truth).numbers()
+    reading = options.read(model, text)
+    assert reading.batch.ids is not None
+    drawn = instead.drawn(reading.batch.ids[0], options.seed)
+    target = None if options.target is None else Predicted.of(reading)
+    return TestedText(ReplacedText(reading, drawn, target), measures, options, truth).numbers()
+
+
+def stacked(numbers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the numbers of several texts, (text, …)."""
+    return {name: torch.stack([each[name] for each in numbers]) for name in numbers[0]}
 
 
 def checked_truth(truth: object, encoded: Sequence[Encoded]) -> list[list[int]]:

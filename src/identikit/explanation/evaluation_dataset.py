@@ -4,16 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from identikit.attention.agreement import named_measures
-from identikit.explanation.evaluate import say_beforehand, tested
-from identikit.explanation.evaluation_result import explained, score_table, summary, unchanged
-from identikit.explanation.faithfulness import BEST, SHARES, WORST, EvaluationOptions
-from identikit.explanation.ranked import BASELINES, NAMES
+from identikit.explanation.evaluate import say_beforehand, stacked, tested
+from identikit.explanation.evaluation_result import explained, gathered, score_table, unchanged
+from identikit.explanation.faithfulness import BASELINES, NAMES, EvaluationOptions
 from identikit.explanation.replaced import Replacement
 from identikit.explanation.tables import EVALUATION
-from identikit.maths.measures import mean_over_texts
 from identikit.models.model import Model
 from identikit.progress import Progress
 from identikit.results.table import texts_table
@@ -26,8 +22,6 @@ from identikit.texts.text import Text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_PARTS: tuple[str, ...] = ("scores", "forgotten", "curves")
-
 
 @dataclass(frozen=True)
 class EvaluationJob:
@@ -36,7 +30,7 @@ class EvaluationJob:
     options: EvaluationOptions
     replacement: Replacement
     what = "evaluation, tokens"
-    stored = {name: Stored("text", real=True, undefined=True) for name in _PARTS}  # noqa: RUF012
+    stored = {name: Stored("text", real=True, undefined=True) for name in ("scores", "forgotten", "curves")}  # noqa: RUF012
 
     def cost(self, length: int) -> float:
         """Return about how many tokens are run."""
@@ -45,8 +39,7 @@ class EvaluationJob:
     def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
         """Return the numbers of each text."""
         named = named_measures(self.options.measures, NAMES)
-        parts = [tested(model, text, named, self.options, self.replacement) for text in task]
-        return {name: torch.stack([part[name] for part in parts]) for name in _PARTS}
+        return stacked([tested(model, text, named, self.options, self.replacement) for text in task])
 
     def merged(self, parts: Sequence[Numbers]) -> Numbers:
         """Return what is summed over texts, which is nothing."""
@@ -70,34 +63,36 @@ def evaluation_tables(
     model: Model, texts: Iterable[Text], run: Run, options: EvaluationOptions
 ) -> dict[str, "DataFrame"]:
     """Compute the tables of a dataset into a run's folder; `tables.EVALUATION` describes them."""
-    from pandas import DataFrame, MultiIndex, concat
+    from pandas import DataFrame, MultiIndex
 
     texts = list(texts)
     numbers = evaluation_statistics(model, texts, run, options)
-    measures = (*options.measures, *BASELINES)
+    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+    found = gathered(model, [text.text for text in encoded], numbers, options)
 
-    def frame(arrays: Mapping[str, Tensor], **places: Sequence[object]) -> DataFrame:
-        index = MultiIndex.from_product(list(places.values()), names=list(places)).to_frame(index=False)
-        return DataFrame(index.assign(**{name: array.flatten().numpy() for name, array in arrays.items()}))
+    def frame(table: str, *arrays: str, **renamed: str) -> DataFrame:
+        """Return arrays of the result as a table, which is empty where they were not tested."""
+        if arrays[0] not in found.arrays:
+            return DataFrame(columns=[*EVALUATION[table].columns])
+        return found.to_frame(*arrays).rename(columns=renamed)
 
     scores = numbers["scores"]
-    known = {"texts": (~scores.isnan()).sum(0)}
-    left, error = mean_over_texts(numbers["forgotten"])
-    changes = numbers["curves"].nanmean(0)
-    curves = (*measures, BEST, WORST) if len(changes) else ()
-    ways = [
-        frame({"change": changes[:, at]}, curve=curves, share=SHARES).assign(way=way)
-        for at, way in enumerate(("deletion", "insertion"))
-    ]
-    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+    places = {"text": range(len(texts)), "measure": found.axes[0].values, "score": found.axes[1].values}
+    each = MultiIndex.from_product(list(places.values()), names=list(places)).to_frame(index=False)
+    summary = frame("summary", *found.main, stderr="error")
+    summary.insert(2, "texts", (~scores.isnan()).sum(0).flatten().numpy())
+    curves = frame(
+        "curves", "deletion_curve", "insertion_curve", deletion_curve="deletion", insertion_curve="insertion"
+    )
+    if len(curves):
+        curves = curves.melt(["curve", "share"], var_name="way", value_name="change")
     tables = {
         "texts": texts_table(texts, [len(text) for text in encoded]),
-        "scores": frame({"value": scores}, text=range(len(texts)), measure=measures, score=options.scores),
-        "summary": frame(known | summary(scores, options.seed), measure=measures, score=options.scores),
-        "shuffled": frame({"correlation": left, "error": error}, measure=measures, layers=options.depths(model)),
-        "curves": concat(ways)[["curve", "way", "share", "change"]].reset_index(drop=True),
+        "scores": each.assign(value=scores.flatten().numpy()),
+        "summary": summary,
+        "shuffled": frame("shuffled", "left", "left_stderr", depth="layers", left="correlation", left_stderr="error"),
+        "curves": curves[["curve", "way", "share", "change"]],
     }
-    tables["summary"] = tables["summary"].rename(columns={"stderr": "error"})
     write_tables(run.store, tables, EVALUATION)
     return tables
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from identikit.explanation.faithfulness import BEST, SCORES, SHARES, WORST, EvaluationOptions
-from identikit.explanation.ranked import BASELINES
+from identikit.explanation.faithfulness import BASELINES, BEST, SCORES, SHARES, WORST, EvaluationOptions
 from identikit.explanation.replaced import REPLACEMENTS
 from identikit.maths.measures import bootstrap_ends, mean_over_texts
 from identikit.models.model import Model
@@ -118,40 +117,27 @@ def explained(options: EvaluationOptions) -> str:
 
 
 def gathered(
-    model: Model,
-    texts: list[ReadText],
-    numbers: Sequence[Mapping[str, Tensor]],
-    options: EvaluationOptions,
-    about: Mapping[str, object],
+    model: Model, texts: list[ReadText], numbers: Mapping[str, Tensor], options: EvaluationOptions, **about: object
 ) -> Evaluation:
-    """Return the result of texts from the numbers of each."""
+    """Return the result of texts from the numbers of all of them, (text, …)."""
     measures = (*options.measures, *BASELINES)
-    stacked = {name: torch.stack([each[name] for each in numbers]) for name in numbers[0]}
-    arrays = summary(stacked["scores"], options.seed)
+    arrays: dict[str, Tensor] = {}
+    arrays["mean"], arrays["stderr"] = mean_over_texts(numbers["scores"])
+    arrays["low"], arrays["high"] = bootstrap_ends(numbers["scores"], seed=options.seed)
     axes = [Axis("measure", measures), Axis("score", options.scores)]
-    dims = dict.fromkeys(arrays, ("measure", "score"))
     if depths := options.depths(model):
-        arrays["left"], arrays["left_stderr"] = mean_over_texts(stacked["forgotten"])
-        dims |= dict.fromkeys(("left", "left_stderr"), ("measure", "depth"))
+        arrays["left"], arrays["left_stderr"] = mean_over_texts(numbers["forgotten"])
         axes.append(Axis("depth", depths))
     if "curves" in options.tests:
-        curves = stacked["curves"].nanmean(0)
-        arrays |= {"deletion_curve": curves[:, 0], "insertion_curve": curves[:, 1]}
-        dims |= dict.fromkeys(("deletion_curve", "insertion_curve"), ("curve", "share"))
+        arrays["deletion_curve"], arrays["insertion_curve"] = numbers["curves"].nanmean(0).unbind(1)
         axes += [Axis("curve", (*measures, BEST, WORST)), Axis("share", SHARES)]
     facts = {
         "scores": {name: SCORES[name].meaning for name in options.scores},
         "chance": {name: SCORES[name].chance for name in options.scores},
-        "texts": len(numbers),
+        "texts": len(numbers["scores"]),
         "explained": explained(options),
         **about,
     }
+    dims = {name: Evaluation.measures[name].axes for name in arrays}
     provenance = model.provenance(texts, **asdict(options))
     return Evaluation(tuple(axes), Held(arrays, dims), provenance, facts)
-
-
-def summary(scores: Tensor, seed: int) -> dict[str, Tensor]:
-    """Return the mean of scores over texts, its standard error, and the ends of its bootstrap interval."""
-    mean, stderr = mean_over_texts(scores)
-    low, high = bootstrap_ends(scores, seed=seed)
-    return {"mean": mean, "stderr": stderr, "low": low, "high": high}

@@ -19,11 +19,10 @@ from identikit.attribution.attribute import attribute
 from identikit.attribution.outputs import attribute_output
 from identikit.attribution.plan import affordable_probes, expected_seconds, is_affordable, warning_ahead
 from identikit.attribution.request import AttributionOptions, Request
-from identikit.attribution.result import TokenAttribution
-from identikit.checks import function, shortened
+from identikit.attribution.result import OutputAttribution, TokenAttribution
+from identikit.checks import as_whole, function, shortened
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.attention_facts import SECONDS, Limit, attention_facts, known_numbers
-from identikit.explanation.output import output_facts
 from identikit.explanation.readings import check_target, checked_names, read_measures
 from identikit.explanation.result import COMING, NEAR, Explanation
 from identikit.maths.mixing import by_offset
@@ -46,6 +45,7 @@ from identikit.tokens.result import IdentityMap, TokenIdentifiability
 _OFFERED = 16  # directions of the attribution that is offered where all of it takes too long
 _FEW_WEIGHTS = 4e6  # in all maps of a text: so few are read whatever the clock says, in a second or two
 Ready = Callable[[Explanation, float], None]
+_NAMED = 8  # of the tokens that an output comes from
 _VERIFYING = 2.0  # how much longer than reading a text it takes to run the model with effective attention
 
 
@@ -107,7 +107,7 @@ def explain(
     (reading,) = readings(model, text, layers=model.attention_layers, truncate=truncate)
     check_target(reading, names, target)
     running = time.monotonic() - limit.started
-    output = {} if target is None else output_facts(attribute_output(reading, target), target)
+    output = {} if target is None else _output_facts(attribute_output(reading, target), target)
     identity, limit = limit.without(lambda: _identity(reading, fitted, progress))
     attention = _attention(reading, limit, progress)
     change = attention.verify() if limit.allows(_VERIFYING * running) else None
@@ -126,6 +126,27 @@ def explain(
     found, facts["readings"] = read_measures(attention, names, target, limit, progress)
     explained = _explanation(reading, (attention, identity, attribution), arrays, facts | output, bounded)
     return replace(explained, readings=found)
+
+
+def _output_facts(outputs: OutputAttribution, target: object) -> dict[str, object]:
+    """Return the facts about each output: its value, and the tokens that contribute most, with their signs.
+
+    `target` is the one that was asked for, or None if that is not a word or a number.
+    """
+    axis = outputs.axis("input")
+    rows = zip(outputs.read("contribution"), outputs.read("gradient_x_input"), strict=True)
+    facts = []
+    for place, (shares, signed) in enumerate(rows):
+        strongest = shares.topk(min(_NAMED, len(shares))).indices.tolist()
+        facts.append(
+            {
+                "target": outputs.target[place],
+                "value": outputs.value[place],
+                "probability": outputs.probability[place],
+                "sources": [[axis.name_of(token), float(shares[token]), float(signed[token])] for token in strongest],
+            }
+        )
+    return {"output": facts, "target": target if isinstance(target, str) else as_whole(target)}
 
 
 def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Progress) -> IdentityMap | Unavailable:

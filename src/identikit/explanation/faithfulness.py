@@ -1,5 +1,6 @@
 """The tests of explanations on one text: what follows the largest sources, and what forgetting does to a measure."""
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,11 +9,16 @@ from typing import NamedTuple
 
 import torch
 
-from identikit.attention.agreement import Given, Ranking
+from identikit.attention.agreement import Given, Ranking, of_function, overall
+from identikit.attention.effective import captured_attention
+from identikit.attention.layer import EffectiveOptions
+from identikit.attention.measure import MeasuredText
+from identikit.attention.readings import READINGS
+from identikit.attribution.attribute import attribute
 from identikit.attribution.request import AttributionOptions, Request
+from identikit.attribution.result import TokenAttribution
 from identikit.checks import known, known_names, random_seed, whole_number
-from identikit.explanation.ranked import BASELINES, DRAWS, TextRankings
-from identikit.explanation.replaced import Predicted, ReplacedText, Replacement
+from identikit.explanation.replaced import ReplacedText
 from identikit.maths.measures import ordered_share, rank_correlation
 from identikit.maths.orders import extremes, ordered, replaced_first
 from identikit.models.model import Model
@@ -20,11 +26,19 @@ from identikit.models.reading import Reading, readings
 from identikit.models.shuffled import forgetting
 from identikit.shapes import Bool, Float, Tensor
 
+LEAVE_ONE_OUT = "leave one out"
+NAMES = (TokenAttribution.kind, *READINGS, LEAVE_ONE_OUT)
+"""The measures that go by a name: that under which each is declared."""
+
+BASELINES = ("random", "reversed")
+"""What every measure is compared with: orders that are drawn, and leave one out from its weakest source on."""
+
 SHARES = tuple(step / 10 for step in range(11))
 """Of its sources that are replaced, or put back, where a curve is kept."""
 
 BEST = "best found"
 WORST = "worst found"
+_DRAWS = 5  # of the random baseline in each text
 _SOURCES = 3  # fewer sources of an output have no ranking worth a test
 _PROBES = 32  # random directions of token attribution, where nothing else is said
 _DEPTHS = 6  # numbers of shuffled layers, at most
@@ -104,6 +118,12 @@ class EvaluationOptions:
             probes = _PROBES if model.d_input > _PROBES else "exact"
         return AttributionOptions(probes).checked(model, [model.n_layers - 1])
 
+    def read(self, model: Model, text: object) -> Reading:
+        """Read a text with a model."""
+        layers = model.attention_layers
+        (reading,) = readings(model, text, layers=layers, truncate=self.truncate, max_tokens=self.max_tokens)
+        return reading
+
     @property
     def scores(self) -> tuple[str, ...]:
         """The scores that the tests give."""
@@ -118,7 +138,7 @@ class EvaluationOptions:
 
     def passes(self, model: Model, n: int) -> int:
         """Return about how often a text of n tokens is run at most, beside what the measures themselves run."""
-        curves = (self.beam * n + 2 * (len(self.measures) + DRAWS + 1)) * n if "curves" in self.tests else 0
+        curves = (self.beam * n + 2 * (len(self.measures) + _DRAWS + 1)) * n if "curves" in self.tests else 0
         return curves + n * (1 + len(self.depths(model)))
 
 
@@ -130,10 +150,9 @@ class TestedText:
     - `truth`: the right source of each output, −1 where none is known
     """
 
-    reading: Reading
+    text: ReplacedText
     measures: Mapping[str, Given]
     options: EvaluationOptions
-    replacement: Replacement
     truth: Sequence[int] | None = None
 
     def numbers(self) -> dict[str, Tensor]:
@@ -145,8 +164,7 @@ class TestedText:
         if "curves" in tests:
             scores, curves = self._curves()
         if "leave one out" in tests:
-            left_out = self._ranked.left_out
-            scores["leave one out"] = self._each(lambda ranking: self._correlation(ranking.raw, left_out))
+            scores["leave one out"] = self._each(lambda ranking: self._correlation(ranking.raw, self._left_out))
         if "determined" in tests:
             scores["determined"] = self._each(self._determined)
             scores["determined"][-len(BASELINES) :] = torch.nan
@@ -162,44 +180,71 @@ class TestedText:
 
     # What is tested
 
-    @cached_property
-    def _text(self) -> ReplacedText:
-        assert self.reading.batch.ids is not None
-        instead = self.replacement.drawn(self.reading.batch.ids[0], self.options.seed)
-        target = None if self.options.target is None else Predicted.of(self.reading)
-        return ReplacedText(self.reading, instead, target)
-
-    def _ranked_by(self, text: ReplacedText, seed: int, *, bounded: bool = False) -> TextRankings:
-        return TextRankings(text, self.measures, seed, self.options.attribution(text.reading.model), bounded)
-
-    @cached_property
-    def _ranked(self) -> TextRankings:
-        return self._ranked_by(self._text, self.options.seed, bounded="determined" in self.options.tests)
+    @property
+    def _reading(self) -> Reading:
+        return self.text.reading
 
     @cached_property
     def _rankings(self) -> dict[str, list[Ranking]]:
-        return self._ranked.every()
+        """What each measure says: one ranking, but several of the random baseline."""
+        rankings = {name: [self._ranking(name, given)] for name, given in self.measures.items()}
+        n = len(self._reading.tokens)
+        generator = torch.Generator().manual_seed(
+            zlib.crc32(repr((self.options.seed, self.text.batch.tokens)).encode())
+        )
+        drawn = torch.rand(_DRAWS, n, n, dtype=torch.float64, generator=generator)
+        rankings["random"] = [_plain(scores) for scores in drawn]
+        rankings["reversed"] = [_plain(-self._left_out)]
+        return rankings
+
+    def _ranking(self, name: str, given: Given) -> Ranking:
+        """Return how much every output token takes from every input token, as a measure says it."""
+        if callable(given):
+            return of_function(name, given, self._reading)
+        if name == LEAVE_ONE_OUT:
+            return _plain(self._left_out)
+        if name == TokenAttribution.kind:
+            asked = self.options.attribution(self._reading.model)
+            return _plain(attribute([self._reading], asked)[0].whole()[-1].mT)
+        return overall(self._attention.measure(READINGS[name], self._reading.model.attention_layers))
+
+    @cached_property
+    def _left_out(self) -> Float[Tensor, "output input"]:
+        """How far each output moves when one token is replaced; special tokens never are, and have 0."""
+        n = len(self._reading.tokens)
+        plain = (~self.text.batch.special[0]).nonzero().squeeze(1)
+        moved = torch.zeros(n, n, dtype=torch.float64)
+        moved[:, plain] = self.text.changes(torch.eye(n, dtype=torch.bool)[plain]).mT
+        return moved
+
+    @cached_property
+    def _attention(self) -> MeasuredText:
+        """The text's attention, read with ranges only where a test asks for them."""
+        model = self._reading.model
+        heads = range(model.n_heads)
+        attention = captured_attention(self._reading, EffectiveOptions(), layers=model.attention_layers, heads=heads)
+        return MeasuredText(attention.captured(), None, math.inf if "determined" in self.options.tests else 0.0)
 
     @cached_property
     def _asked(self) -> Bool[Tensor, "output source"]:
         """Which tokens are the sources of each output: others that it can see, and none that the tokenizer added."""
-        n = len(self.reading.tokens)
-        asked = ~self.reading.batch.special & ~torch.eye(n, dtype=torch.bool)
-        if self.reading.model.causal:
+        n = len(self._reading.tokens)
+        asked = ~self._reading.batch.special & ~torch.eye(n, dtype=torch.bool)
+        if self._reading.model.causal:
             asked = asked.tril()
-        if self._text.target is not None:
-            asked[torch.arange(n) != self._text.target.place] = False
+        if self.text.target is not None:
+            asked[torch.arange(n) != self.text.target.place] = False
         return asked & (asked.sum(-1, keepdim=True) >= _SOURCES)
 
     @cached_property
     def _output(self) -> int:
         """The output whose curves are drawn: the target's, the last one of a causal model, or one that is drawn."""
-        if self._text.target is not None:
-            return self._text.target.place
-        if self.reading.model.causal:
-            return len(self.reading.tokens) - 1
-        plain = (~self.reading.batch.special[0]).nonzero().squeeze(1)
-        seed = zlib.crc32(repr((self.options.seed, self.reading.tokens)).encode())
+        if self.text.target is not None:
+            return self.text.target.place
+        if self._reading.model.causal:
+            return len(self._reading.tokens) - 1
+        plain = (~self._reading.batch.special[0]).nonzero().squeeze(1)
+        seed = zlib.crc32(repr((self.options.seed, self._reading.tokens)).encode())
         return int(plain[torch.randint(len(plain), (), generator=torch.Generator().manual_seed(seed))])
 
     def _each(self, number: Callable[[Ranking], float]) -> Float[Tensor, "measure"]:
@@ -223,9 +268,9 @@ class TestedText:
             return dict.fromkeys(("deletion", "insertion", "curves"), nothing[:count, 0, 0]), nothing
 
         def change(sets: Tensor) -> Tensor:
-            replaced = torch.zeros(len(sets), len(self.reading.tokens), dtype=torch.bool)
+            replaced = torch.zeros(len(sets), len(self._reading.tokens), dtype=torch.bool)
             replaced[:, sources] = sets
-            return self._text.changes(replaced)[:, self._output]
+            return self.text.changes(replaced)[:, self._output]
 
         found = extremes(change, n, self.options.beam)
         orders = [
@@ -257,19 +302,13 @@ class TestedText:
     def _forgotten(self) -> Float[Tensor, "measure depth"]:
         """Return how far each measure still ranks as before when more and more of the last layers are shuffled."""
         options = self.options
-        model = self.reading.model
+        model = self._reading.model
         depths = options.depths(model)
         found = []
         for depth, forgetful in zip(depths, forgetting(model, depths, seed=options.seed), strict=True):
-            (reading,) = readings(
-                forgetful,
-                self.reading.text,
-                layers=model.attention_layers,
-                truncate=options.truncate,
-                max_tokens=options.max_tokens,
-            )
-            after = self._ranked_by(replace(self._text, reading=reading), options.seed + depth).every()
-            pairs = zip(self._rankings.values(), after.values(), strict=True)
+            text = replace(self.text, reading=options.read(forgetful, self._reading.text))
+            after = TestedText(text, self.measures, replace(options, seed=options.seed + depth, tests=()))
+            pairs = zip(self._rankings.values(), after._rankings.values(), strict=True)
             found.append(
                 [[self._correlation(old.raw, new.raw) for old, new in zip(*pair, strict=True)] for pair in pairs]
             )
@@ -287,3 +326,9 @@ class TestedText:
                 largest = scores == scores.max()
                 hits.append(float(largest[source]) / max(1, int(largest.sum())))
         return sum(hits) / len(hits) if hits else torch.nan
+
+
+def _plain(scores: Tensor) -> Ranking:
+    """Return scores that no alternative attention moves."""
+    scores = scores.double().cpu()
+    return Ranking(scores, scores, scores)

@@ -66,12 +66,6 @@ class Explanation(Result):
     readings: Mapping[str, AttentionMeasure | HeadScores | Unavailable] = field(default_factory=dict)
 
     kind = "explanation"
-    main = (
-        "certain_mass", "certain_mass_stderr", "certain_mass_least", "certain_mass_most", "strongest_certain",
-        "strongest_certain_stderr", "strongest_certain_least", "strongest_certain_most", "special_raw", "special_lower",
-        "special_lower_stderr", "special_upper", "special_upper_stderr", "special_effective", "least_null_dim",
-        "greatest_null_dim", "identifiable", "reachable_dim", "pearson",
-    )  # fmt: skip
     missing_facts: ClassVar = {
         "pearson_overall": _UNDEFINED,
         "output_change": "There was no time to run the model again.",
@@ -108,6 +102,8 @@ class Explanation(Result):
     pearson = held(
         "layer", "Correlation of raw and effective attention.", range="−1 to 1", missing=_UNDEFINED, words={}
     )
+    main = tuple(name for name, declared in vars().items() if isinstance(declared, Attribute))  # so far: by layer
+
     recovered = held(
         "layer token",
         "Whether the token is still recovered from its hidden vector: 1 or 0.",

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import Unavailable
 from identikit.explanation.attention_words import attention_blocks
-from identikit.explanation.output import output_blocks
 from identikit.explanation.readings import reading_blocks
 from identikit.explanation.result import NEAR, UNKNOWN, Explanation, Sources, TokenSource, strongest_sources
 from identikit.results.axis import Axis
@@ -32,7 +31,7 @@ def opening(explanation: Explanation) -> Document:
 
 def rest(explanation: Explanation) -> Document:
     """Return what comes after the opening."""
-    return Document((*_origin(explanation), *reading_blocks(explanation), *output_blocks(explanation)))
+    return Document((*_origin(explanation), *reading_blocks(explanation), *_outputs(explanation)))
 
 
 def _header(explanation: Explanation) -> Iterator[Block]:
@@ -215,3 +214,21 @@ def _listed(tokens: Sequence[Sources]) -> tuple[str, Sequence[Sources]]:
     words = f"own contribution after the last layer ({those} their own largest contributor; {ALL_SOURCES})"
     in_order = sorted(least, key=lambda token: token.position)
     return f"the {LONGEST_LISTED} tokens with the smallest {words}", in_order
+
+
+def _outputs(explanation: Explanation) -> Iterator[Block]:
+    """Yield where each output comes from; nothing where none was asked for."""
+    outputs = explanation.about.get("output", ())
+    if outputs:
+        yield Heading("Where does the output come from?")
+    for facts in outputs:
+        chance = "" if facts["probability"] is None else f", probability {percent(facts['probability'])}"
+        said = f"The {facts['target']}: {facts['value']:.4g}{chance}. Its derivative is exact."
+        yield Paragraph(said, {"target": facts["target"], "value": facts["value"]})
+        columns = (
+            Column("token"),
+            Column("contribution", percent, "right"),
+            Column("gradient × input", "{:+.3g}".format, "right"),
+        )
+        caption = "The tokens that move it most: shares of the derivative, and its value along the token with its sign:"
+        yield Table(columns, tuple(tuple(row) for row in facts["sources"]), caption)

@@ -5,10 +5,9 @@ as text. With `ax` it draws there; a figure made with `layout="constrained"` lea
 No plot calls `show`, opens a window or changes matplotlib's settings; a notebook shows the axes that a plot returns.
 """
 
-from identikit.plots.alignment import alignment
-from identikit.plots.attention import alternative_bars, head_grid, interval_bars, measure_bars, role_bars
+from identikit.plots.attention import alignment, alternative_bars, head_grid, interval_bars, measure_bars, role_bars
 from identikit.plots.attribution import attribution_map, sources, token_scores
-from identikit.plots.certainty import certain_mass_by_length, correlation_by_length, sinks
+from identikit.plots.certainty import certain_mass_by_length, correlation_by_length
 from identikit.plots.evaluation import change_curves, score_bars
 from identikit.plots.maps import agreement_map, head_maps, interval_maps, measure_maps, thumbnails
 from identikit.plots.pictures import image_overlay
@@ -34,7 +33,6 @@ __all__ = [
     "rates",
     "role_bars",
     "score_bars",
-    "sinks",
     "sources",
     "thumbnails",
     "token_scores",

@@ -1,7 +1,6 @@
-"""Plots of attention: all heads at once, and bars: the intervals of a row, of a score or a measure, an alternative."""
+"""Plots of attention: all heads at once, bars of intervals, scores, measures and an alternative, and an alignment."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,15 +8,12 @@ from matplotlib.axes import Axes
 from identikit.checks import known, whole_number
 from identikit.errors import InputError
 from identikit.plots import style
-from identikit.plots.forms import Cells, Scale, around_zero, colour_bar, from_zero, heat_map
+from identikit.plots.forms import Cells, Panels, Scale, around_zero, colour_bar, from_zero, heat_map, new_axes, outline
 from identikit.plots.maps import WEIGHT
-from identikit.plots.reading import check, drawing, head_of, named, places_of, read, table
-from identikit.plots.style import legend, percent, sequential, sheet_of, token_axis
+from identikit.plots.reading import check, drawing, head_of, named, panels_of, table, tokens_of
+from identikit.plots.style import house_style, legend, percent, sequential, sheet_of, token_axis
 from identikit.results import words
 from identikit.results.result import Result
-
-if TYPE_CHECKING:
-    from xarray import Dataset
 
 _HEAD = ("layer", "head")
 _ROW = (*_HEAD, "query")
@@ -44,16 +40,15 @@ def head_grid(result: Result, by: str = "pearson", ax: Axes | None = None) -> Ax
         drawable = [name for name in result.arrays if result.source.dims[name] in (_HEAD, _ROW)]
         if drawable:
             known("by", by, drawable)
-    data = read("head_grid", result, [by], axes=_ROW)
-    values = data[by]
+    check("head_grid", result, [by], axes=_ROW)
+    values = table(result, by, *result.source.dims[by])
     share = by in _SHARES or values.dtype == bool
     label = _LABELS.get(by, by.replace("_", " "))
-    if "query" in result.source.dims[by]:
+    if values.ndim > len(_HEAD):
         label = f"mean {label}"
-        values = values.mean("query") if "query" in values.dims else values
-    cells = table(values.to_dataset(name=by), by, *_HEAD).astype(float)
-    layers = places_of(data, "layer")
-    heads = places_of(data, "head")
+        values = np.ma.masked_invalid(values).mean(-1).filled(np.nan)
+    cells = values.astype(float)
+    layers, heads = (result.axis(name).values for name in _HEAD)
     scale = _grid_scale(cells, by, share=share)
     with drawing(ax, style.SINGLE if len(heads) <= 16 else style.DOUBLE, 1.0 + min(0.22 * len(layers), 6.0)) as axes:
         image = heat_map(axes, cells, scale)
@@ -111,17 +106,16 @@ def interval_bars(
     A tick is the raw weight; a dot, with `effective`, the effective one. The `most` keys with the largest "upper" or
     "width" (`order`) are shown.
     """
-    data = read("interval_bars", intervals, _ENDS, axes=("key", "group", "quantity"))
-    last = next((name for name in ("group", "quantity") if name in data.coords), "key")
-    names = named(data, "key") if last == "key" else list(map(str, np.atleast_1d(data[last].to_numpy())))
-    arrays = {name: table(data, name, last) for name in _ENDS}
+    check("interval_bars", intervals, _ENDS, axes=("key", "group", "quantity"))
+    axis = intervals.axes[-1]
+    arrays = {name: table(intervals, name, axis.name) for name in _ENDS}
     known("order", order, ("upper", "width"))
     if effective is not None:
         check("interval_bars", effective, ("effective",), axes=("layer", "head", "query", "key"))
-        arrays["effective"] = _effective_row(effective, data)
+        arrays["effective"] = _effective_row(effective, intervals)
     rank = arrays["upper"] if order == "upper" else arrays["upper"] - arrays["lower"]
-    title = f"{_row_of(data)}, {last}s by {order}"
-    return _bars(arrays, rank, names, (last, title, WEIGHT), ax, most=most)
+    title = f"{_row_of(intervals)}, {axis.name}s by {order}"
+    return _bars(arrays, rank, named(axis), (axis.name, title, WEIGHT), ax, most=most)
 
 
 def role_bars(scores: Result, ax: Axes | None = None, *, most: int = 20) -> Axes:
@@ -130,10 +124,10 @@ def role_bars(scores: Result, ax: Axes | None = None, *, most: int = 20) -> Axes
     A tick is the score of raw attention, a dot that of effective attention. The `most` heads with the highest raw score
     are shown.
     """
-    data = read("role_bars", scores, (*_ENDS, "effective"), axes=_HEAD)
-    names = [f"L{layer}H{head}" for layer in places_of(data, "layer") for head in places_of(data, "head")]
-    arrays = {name: table(data, name, *_HEAD).ravel() for name in (*_ENDS, "effective")}
-    return _bars(arrays, np.abs(arrays["raw"]), names, ("head", str(data["score"].item()), ""), ax, most=most)
+    check("role_bars", scores, (*_ENDS, "effective"), axes=_HEAD)
+    names = [f"L{layer}H{head}" for layer in scores.axis("layer").values for head in scores.axis("head").values]
+    arrays = {name: table(scores, name, *_HEAD).ravel() for name in (*_ENDS, "effective")}
+    return _bars(arrays, np.abs(arrays["raw"]), names, ("head", scores.axis("score").label, ""), ax, most=most)
 
 
 def measure_bars(measure: Result, ax: Axes | None = None, *, most: int = 20) -> Axes:
@@ -143,11 +137,11 @@ def measure_bars(measure: Result, ax: Axes | None = None, *, most: int = 20) -> 
     reading are shown.
     """
     last = measure.axes[-1].name if isinstance(measure, Result) else "key"
-    data = read("measure_bars", measure, (*_ENDS, "effective"), axes=(last,))
-    arrays = {name: table(data, name, last) for name in (*_ENDS, "effective")}
+    check("measure_bars", measure, (*_ENDS, "effective"), axes=(last,))
+    arrays = {name: table(measure, name, last) for name in (*_ENDS, "effective")}
     where = ", ".join(f"{axis.name} {axis.label}" for axis in measure.axes if axis.single)
     title = f"{measure.about['measure']}, {where}"
-    return _bars(arrays, np.abs(arrays["raw"]), named(data, last), (last, title, ""), ax, most=most)
+    return _bars(arrays, np.abs(arrays["raw"]), named(measure.axis(last)), (last, title, ""), ax, most=most)
 
 
 def _bars(
@@ -180,17 +174,17 @@ def _bars(
     return axes
 
 
-def _effective_row(effective: Result, data: "Dataset") -> Cells:
+def _effective_row(effective: Result, intervals: Result) -> Cells:
     """Return the effective weights of the row and keys that the intervals belong to."""
-    wanted = {axis.name: int(data[axis.name]) for axis in effective.axes if axis.name in _ROW and not axis.single}
-    row = effective.sel(**wanted).to_xarray("effective")
-    if _row_of(row) != _row_of(data):
+    left = [axis.name for axis in effective.axes if axis.name in _ROW and not axis.single]
+    row = effective.sel(**{name: intervals.axis(name).values[0] for name in left})
+    if _row_of(row) != _row_of(intervals):
         raise InputError(
-            f"Cannot draw interval_bars: the intervals belong to {_row_of(data)}, and effective= to {_row_of(row)}. "
-            "Give the same row of both."
+            f"Cannot draw interval_bars: the intervals belong to {_row_of(intervals)}, and effective= to "
+            f"{_row_of(row)}. Give the same row of both."
         )
-    weights = dict(zip(places_of(row, "key"), table(row, "effective", "key"), strict=True))
-    return np.array([weights.get(place, np.nan) for place in places_of(data, "key")])
+    weights = dict(zip(row.axis("key").values, table(row, "effective", "key"), strict=True))
+    return np.array([weights.get(place, np.nan) for place in intervals.axis("key").values])
 
 
 def alternative_bars(alternative: Result, ax: Axes | None = None, *, most: int = 20) -> Axes:
@@ -198,10 +192,10 @@ def alternative_bars(alternative: Result, ax: Axes | None = None, *, most: int =
 
     The `most` keys with the largest weight in either are shown.
     """
-    data = read("alternative_bars", alternative, ("raw", "attention"), axes=("key",))
-    names = named(data, "key")
-    raw = table(data, "raw", "key")
-    other = table(data, "attention", "key")
+    check("alternative_bars", alternative, ("raw", "attention"), axes=("key",))
+    names = named(alternative.axis("key"))
+    raw = table(alternative, "raw", "key")
+    other = table(alternative, "attention", "key")
     chosen = np.argsort(-np.fmax(raw, other), kind="stable")[: whole_number("most", most, least=1)]
     rows = np.arange(len(chosen))
     with drawing(ax, style.SINGLE, 1.1 + 0.16 * len(chosen)) as axes:
@@ -210,13 +204,14 @@ def alternative_bars(alternative: Result, ax: Axes | None = None, *, most: int =
         _label_rows(axes, [names[place] for place in chosen], len(names), "key")
         axes.set_xlabel(WEIGHT)
         percent(axes.xaxis)
-        legend(axes, columns=2, title=_row_of(data))
+        legend(axes, columns=2, title=_row_of(alternative))
     return axes
 
 
-def _row_of(data: "Dataset") -> str:
-    token = f" “{str(data['query_token'].item()).strip()}”" if "query_token" in data.coords else ""
-    return f"{head_of(data)}, query {int(data['query'])}{token}"
+def _row_of(result: Result) -> str:
+    query = result.axis("query")
+    token = "" if query.tokens is None else f" “{tokens_of(query)[0]}”"
+    return f"{head_of(result)}, query {query.values[0]}{token}"
 
 
 def _label_rows(axes: Axes, names: Sequence[str], count: int, what: str) -> None:
@@ -227,3 +222,54 @@ def _label_rows(axes: Axes, names: Sequence[str], count: int, what: str) -> None
     axes.grid(visible=True, axis="x")
     axes.set_ylabel(what if len(names) == count else f"{what} ({len(names)} of {count} shown)")
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+
+
+def alignment(intervals: Result, *, axes: Iterable[Axes] | None = None) -> Panels:
+    """Draw the attention of one head as an alignment of target and source; return the axes of a map and of bars.
+
+    The map is raw attention. A cell is framed where the target token is aligned to it in every attention with this
+    output: there, it has the largest weight of its row. Beside it, a bar for each target token says from where to where
+    the weight of its strongest source token can go; the tick is the raw weight. Of intervals of groups="words", source
+    words take the place of tokens.
+    """
+    last = next((axis.name for axis in getattr(intervals, "axes", ()) if axis.name in ("key", "group")), "key")
+    check("alignment", intervals, _ENDS, axes=("query", last))
+    aligned = getattr(intervals, "aligned", None)
+    if aligned is None:
+        raise InputError(f"Cannot draw alignment of {intervals.a_kind}: expected attention intervals.")
+    raw, lower, upper = (table(intervals, name, "query", last) for name in _ENDS)
+    sources = named(intervals.axis(last))
+    rows = range(len(raw))
+    best = raw.argmax(1)
+    certain = np.atleast_1d(aligned.cpu().numpy()) >= 0
+    width = style.DOUBLE
+    panels = (
+        new_axes(width, 1.2 + min(0.22 * len(raw), 6.0), columns=2) if axes is None else panels_of("alignment", axes, 2)
+    )
+    with house_style():
+        scale = from_zero(raw)
+        image = heat_map(panels[0], raw, scale)
+        for row in np.flatnonzero(certain):
+            column = int(best[row])
+            outline(panels[0], x=(column, column), y=(int(row), int(row)))
+        token_axis(panels[0].xaxis, sources)
+        token_axis(panels[0].yaxis, named(intervals.axis("query")))
+        panels[0].set(xlabel="source", ylabel="target")
+        panels[0].set_title(f"{head_of(intervals)}, raw", loc="left")
+        colour_bar(image, panels[:1], scale, WEIGHT)
+        ends = lower[rows, best], upper[rows, best]
+        kinds = (("in every attention", certain, style.BLUE), ("not in every one", ~certain, style.GREY))
+        for label, which, colour in kinds:
+            chosen = np.flatnonzero(which)
+            if not len(chosen):
+                continue
+            bars = panels[1].barh(chosen, (ends[1] - ends[0])[chosen], left=ends[0][chosen], height=0.6, label=label)
+            for bar in bars:
+                bar.set(facecolor=colour, alpha=0.5, edgecolor=colour, linewidth=0.8)
+        panels[1].plot(raw[rows, best], rows, "|", markersize=7, markeredgewidth=1.4, color=style.BLACK, label="raw")
+        panels[1].set(ylim=(len(raw) - 0.5, -0.5), xlim=(0.0, None), xlabel=WEIGHT)
+        token_axis(panels[1].yaxis, [sources[place] for place in best])
+        panels[1].set_ylabel("strongest source")
+        percent(panels[1].xaxis)
+        legend(panels[1], columns=3, title="aligned to it")
+    return panels

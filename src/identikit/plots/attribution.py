@@ -7,7 +7,7 @@ from identikit.checks import whole_number
 from identikit.plots import style
 from identikit.plots.forms import Cells, History, Panels, around_zero, colour_bar, from_zero, heat_map, history
 from identikit.plots.maps import read_maps
-from identikit.plots.reading import check, drawing, named, places_of, read, table, tokens_of
+from identikit.plots.reading import check, drawing, named, table, tokens_of
 from identikit.plots.style import DOUBLE, SINGLE, token_axis
 from identikit.results.result import Result
 
@@ -25,9 +25,8 @@ def attribution_map(attribution: Result, ax: Axes | None = None) -> Axes:
 
     def maps_of(part: Result) -> dict[str, Cells]:
         nonlocal context
-        data = part.to_xarray("contribution")
-        cells = table(data, "contribution", "output", "input")
-        same = np.equal.outer(places_of(data, "output"), places_of(data, "input"))
+        cells = table(part, "contribution", "output", "input")
+        same = np.equal.outer(part.axis("output").values, part.axis("input").values)
         context = float(np.nanmax(np.where(same, np.nan, cells), initial=context))
         return {title: cells}
 
@@ -49,20 +48,21 @@ def sources(attribution: Result, ax: Axes | None = None) -> Panels:
     The map has a column per input, the token's own framed; the bars are its own contribution. Colours are scaled to the
     context. Where standard errors are known, bars carry two of them and dots mark cells within two of zero.
     """
-    data = read("sources", attribution, ["contribution"], axes=("layer", "input"), optional=["stderr"])
-    place = int(data["output"])
-    inputs = places_of(data, "input")
-    layers = places_of(data, "layer")
+    check("sources", attribution, ["contribution"], axes=("layer", "input"))
+    output = attribution.axis("output")
+    (place,) = output.values
+    inputs = attribution.axis("input")
+    layers = attribution.axis("layer").values
     past = History(
-        contribution=table(data, "contribution", "layer", "input"),
-        own=inputs.index(place) if place in inputs else None,
-        tokens=tokens_of(data, "input"),
+        contribution=table(attribution, "contribution", "layer", "input"),
+        own=inputs.values.index(place) if place in inputs.values else None,
+        tokens=tokens_of(inputs),
         layers=layers,
-        stderr=table(data, "stderr", "layer", "input") if "stderr" in data else None,
+        stderr=table(attribution, "stderr", "layer", "input") if "stderr" in attribution.arrays else None,
     )
     with drawing(ax, DOUBLE, 1.4 + min(0.16 * len(layers), 4.0)) as axes:
         side = history(axes, past)
-        axes.set_title(f"contribution to “{tokens_of(data, 'output')[0]}”, position {place}", loc="left")
+        axes.set_title(f"contribution to “{tokens_of(output)[0]}”, position {place}", loc="left")
     drawn = np.empty(2, dtype=object)
     drawn[:] = [axes, side]
     return drawn.view(Panels)
@@ -75,12 +75,12 @@ def token_scores(scores: Result, ax: Axes | None = None, *, most: int = 20) -> A
     """
     name = scores.main[0] if isinstance(scores, Result) else ""
     rows = next((axis.name for axis in getattr(scores, "axes", ()) if axis.name != "input" and not axis.single), None)
-    data = read("token_scores", scores, [name], axes=("input",) if rows is None else ("input", rows))
+    check("token_scores", scores, [name], axes=("input",) if rows is None else ("input", rows))
     most = whole_number("most", most, least=1)
     label = scores.measures[name].label
-    tokens = named(data, "input")
+    tokens = named(scores.axis("input"))
     if rows is not None:
-        cells = table(data, name, rows, "input")
+        cells = table(scores, name, rows, "input")
         scale = around_zero(cells) if np.nanmin(cells, initial=0.0) < 0 else from_zero(cells)
         axis = scores.axis(rows)
         with drawing(ax, DOUBLE, 1.2 + min(0.16 * len(axis), 6.0)) as axes:
@@ -90,7 +90,7 @@ def token_scores(scores: Result, ax: Axes | None = None, *, most: int = 20) -> A
             axes.set(xlabel="input token", ylabel=rows)
             colour_bar(image, [axes], scale, label, shares=False)
         return axes
-    values = np.atleast_1d(table(data, name, "input"))
+    values = table(scores, name, "input")
     order = np.argsort(-np.nan_to_num(np.abs(values)), kind="stable")[:most][::-1]
     with drawing(ax, SINGLE, 0.7 + 0.16 * len(order)) as axes:
         colours = [style.BLUE if values[place] >= 0 else style.ORANGE for place in order]

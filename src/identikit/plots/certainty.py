@@ -1,17 +1,13 @@
 """Plots of how much of attention is determined, from the tables that `identikit attention --intervals` writes."""
 
-from collections.abc import Iterable
-
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
-from identikit.attention.certainty import WEIGHTS, head_means, mean_over_rows
-from identikit.errors import InputError
+from identikit.attention.certainty import WEIGHTS, mean_over_rows
 from identikit.plots import style
-from identikit.plots.forms import Panels, new_axes
-from identikit.plots.reading import drawing, panels_of
-from identikit.plots.style import house_style, layer_axis, legend, percent
+from identikit.plots.reading import drawing
+from identikit.plots.style import legend, percent
 
 _PEARSON = "Pearson, raw with effective"
 GROUPS = {
@@ -75,68 +71,25 @@ def _length_axis(axes: Axes, d_value: int) -> None:
     axes.set_xlabel("tokens in the text")
 
 
-def sinks(
-    groups: DataFrame,
-    group: str = "first",
-    *,
-    layer: int | None = None,
-    axes: Iterable[Axes] | None = None,
-) -> Panels:
-    """Draw what a sink receives and how large its values are, from the table `groups`; return two axes.
-
-    (a) The raw attention to the group, its range over all alternatives, and its effective attention,
-    by layer, averaged over heads and texts. (b) The size of its values against the median of the other keys, a point
-    per head. With `layer`, both are by head of that layer.
-    """
-    heads = head_means(groups, group)
-    x = "layer"
-    where = ""
-    if layer is not None:
-        if layer not in heads["layer"].tolist():
-            raise InputError(f"Cannot draw sinks: layer={layer} is not in the table.")
-        heads = heads.loc[heads["layer"] == layer]
-        x = "head"
-        where = f" in layer {layer}"
-    with house_style():
-        panels = new_axes(style.DOUBLE, 2.6, columns=2) if axes is None else panels_of("sinks", axes, 2)
-        mass_band(panels[0], heads, x=x)
-        legend(panels[0], columns=3, title=f"(a) attention to {GROUPS[group]}{where}")
-        value_points(panels[1], heads, x=x)
-        legend(panels[1], columns=2, title=f"(b) size of values of {GROUPS[group]}{where}")
-        for panel in panels:
-            layer_axis(panel.xaxis, sorted(set(heads[x])), x)
-    return panels
-
-
-def mass_band(axes: Axes, heads: DataFrame, *, x: str) -> None:
-    """Draw raw attention, its range as a band, and effective attention, averaged by x; heads are not joined."""
-    means = mean_over_rows(heads.dropna(subset=list(WEIGHTS)), WEIGHTS, [x])
-    places = means[x].to_numpy(float)
-    if x == "layer":
-        band = axes.fill_between(places, means["lower"], means["upper"], color=style.SKY, alpha=0.45, linewidth=0)
-        band.set_label("possible [min, max]")
-    else:
-        span = means["upper"] - means["lower"]
-        axes.bar(
-            places, span, 0.6, means["lower"], color=style.SKY, alpha=0.45, linewidth=0, label="possible [min, max]"
-        )
-    joined = x == "layer"
-    axes.plot(places, means["raw"], color=style.BLACK, linestyle="-" if joined else "", marker="o", label="raw")
-    axes.plot(
-        places, means["effective"], color=style.RED, linestyle="--" if joined else "", marker="s", label="effective"
-    )
+def mass_band(axes: Axes, heads: DataFrame) -> None:
+    """Draw raw attention by layer, its range as a band, and effective attention, averaged over heads."""
+    means = mean_over_rows(heads.dropna(subset=list(WEIGHTS)), WEIGHTS, ["layer"])
+    layers = means["layer"].to_numpy(float)
+    band = axes.fill_between(layers, means["lower"], means["upper"], color=style.SKY, alpha=0.45, linewidth=0)
+    band.set_label("possible [min, max]")
+    axes.plot(layers, means["raw"], color=style.BLACK, marker="o", label="raw")
+    axes.plot(layers, means["effective"], color=style.RED, linestyle="--", marker="s", label="effective")
     axes.set_ylabel("attention (%)")
     axes.set_ylim(bottom=min(0.0, 1.05 * means["effective"].to_numpy(float).min()))
     percent(axes.yaxis)
 
 
-def value_points(axes: Axes, heads: DataFrame, *, x: str) -> None:
-    """Draw the size of a group's values against the others', a point per head; a line joins the medians."""
+def value_points(axes: Axes, heads: DataFrame) -> None:
+    """Draw the size of a group's values against the others' by layer, a point per head; a line joins the medians."""
     known = heads.dropna(subset="value_size")
-    axes.scatter(known[x], known["value_size"], s=7, alpha=0.45, linewidths=0, color=style.BLUE, label="head")
-    if x == "layer":
-        medians = known.groupby(x)["value_size"].median()
-        axes.plot(medians.index, medians, color=style.BLUE, marker="o", label="median of heads")
+    axes.scatter(known["layer"], known["value_size"], s=7, alpha=0.45, linewidths=0, color=style.BLUE, label="head")
+    medians = known.groupby("layer")["value_size"].median()
+    axes.plot(medians.index, medians, color=style.BLUE, marker="o", label="median of heads")
     axes.axhline(1.0, color=style.BLACK, linewidth=0.6)
     axes.set_ylabel("size / median of others")
     axes.set_ylim(bottom=0)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,13 +11,9 @@ from identikit.attention.result import EffectiveAttention
 from identikit.checks import known, known_names
 from identikit.errors import InputError
 from identikit.plots.forms import Cells, Panels, Scale, around_zero, colour_bar, heat_map, new_axes
-from identikit.plots.reading import check, drawing, head_of, panels_of, places_of, read, table
+from identikit.plots.reading import check, drawing, head_of, named, panels_of, table, tokens_of
 from identikit.plots.style import DOUBLE, SINGLE, house_style, token_axis
 from identikit.results.result import Result
-from identikit.texts.text import shown
-
-if TYPE_CHECKING:
-    from xarray import Dataset
 
 MOST_CELLS = 512  # of a map in each direction: a page has no room for more
 THUMBNAIL_CELLS = 1200  # of all thumbnails side by side
@@ -68,7 +63,6 @@ def read_maps(
     `maps_of` reads the maps of that part of the result which it is given.
     """
     axes = {axis.name: axis for axis in result.axes}
-    tokens = {name: [shown(token).strip() or "␣" for token in axes[name].tokens or ()] for name in (rows, columns)}
     height = len(axes[rows])
     width = len(axes[columns])
     step = -(-max(height, width) // (most or MOST_CELLS))
@@ -79,7 +73,7 @@ def read_maps(
         for title, cells in maps_of(part).items():
             parts.setdefault(title, []).append(largest(cells, step))
     cells = {title: np.concatenate(blocks) for title, blocks in parts.items()}
-    return Maps(cells, tokens[rows], tokens[columns], step)
+    return Maps(cells, tokens_of(axes[rows]), tokens_of(axes[columns]), step)
 
 
 def largest(cells: Cells, step: int) -> Cells:
@@ -123,39 +117,39 @@ def head_maps(
     stored = [name for name in chosen if name in _MAPS]
 
     def maps_of(part: Result) -> dict[str, Cells]:
-        data = read("head_maps", part, stored, axes=("query", "key"), optional=["visible"])
-        places = (places_of(data, "query"), places_of(data, "key"))
-        weights = {name: table(data, name, "query", "key") for name in stored}
+        weights = {name: table(part, name, "query", "key") for name in stored}
         if "simplex" in chosen and isinstance(part, EffectiveAttention):
-            weights["simplex"] = part.simplex.cpu().numpy().reshape(len(places[0]), len(places[1]))
+            weights["simplex"] = part.simplex.cpu().numpy().reshape(len(part.axis("query")), len(part.axis("key")))
         if intervals is not None:
-            weights |= _bounds(intervals, data)
-        seen = table(data, "visible", "query", "key") if "visible" in data else True
-        return {f"{head_of(data)} {name}": np.where(seen, weights[name], np.nan) for name in chosen}
+            weights |= _bounds(intervals, part)
+        seen = _seen(part)
+        return {f"{head_of(part)} {name}": np.where(seen, weights[name], np.nan) for name in chosen}
 
     return _drawn("head_maps", read_maps(attention, maps_of, rows="query", columns="key"), axes)
 
 
-def _bounds(intervals: Result, data: "Dataset") -> dict[str, Cells]:
+def _seen(part: Result) -> Cells | bool:
+    """Return which keys each query sees."""
+    return table(part, "visible", "query", "key") if "visible" in part.arrays else True
+
+
+def _bounds(intervals: Result, attention: Result) -> dict[str, Cells]:
     """Return lower, upper and width on the queries and keys of a map, NaN where no interval was computed."""
-    queries = places_of(data, "query")
-    axes = {axis.name: axis for axis in intervals.axes}
-    head = f"L{axes['layer'].label}H{axes['head'].label}"
-    if head != head_of(data):
+    if head_of(intervals) != head_of(attention):
         raise InputError(
-            f"Cannot draw head_maps: attention= is of {head_of(data)} and intervals= of {head}. "
+            f"Cannot draw head_maps: attention= is of {head_of(attention)} and intervals= of {head_of(intervals)}. "
             "Give the same head of both."
         )
-    there = [query for query in axes["query"].values if query in set(queries)]
-    if not there:
-        nothing = np.full((len(queries), len(places_of(data, "key"))), np.nan)
-        return dict.fromkeys(_BOUNDS, nothing)
-    ends = intervals.sel(query=there).to_xarray("lower", "upper")
-    selected = [dim for dim in ("query", "key") if dim not in ends["lower"].dims]
-    whole = ends.expand_dims(selected).reindex(query=queries, key=places_of(data, "key"))
-    lower = table(whole, "lower", "query", "key")
-    upper = table(whole, "upper", "query", "key")
-    return {"lower": lower, "upper": upper, "width": upper - lower}
+    rows, columns = ({value: at for at, value in enumerate(attention.axis(name).values)} for name in ("query", "key"))
+    ends = {name: np.full((len(rows), len(columns)), np.nan) for name in ("lower", "upper")}
+    queries = [query for query in intervals.axis("query").values if query in rows]
+    keys = [key for key in intervals.axis("key").values if key in columns]
+    if queries and keys:
+        places = np.ix_([rows[query] for query in queries], [columns[key] for key in keys])
+        known = intervals.sel(query=queries, key=keys)
+        for name, cells in ends.items():
+            cells[places] = table(known, name, "query", "key")
+    return {**ends, "width": ends["upper"] - ends["lower"]}
 
 
 def thumbnails(attention: Result, name: str = "raw", ax: Axes | None = None) -> Axes:
@@ -170,9 +164,7 @@ def thumbnails(attention: Result, name: str = "raw", ax: Axes | None = None) -> 
     most = max(4, THUMBNAIL_CELLS // max(len(layers), len(heads)))
 
     def maps_of(part: Result) -> dict[str, Cells]:
-        data = read("thumbnails", part, [name], axes=("query", "key"), optional=["visible"])
-        seen = table(data, "visible", "query", "key") if "visible" in data else True
-        return {name: np.where(seen, table(data, name, "query", "key"), np.nan)}
+        return {name: np.where(_seen(part), table(part, name, "query", "key"), np.nan)}
 
     rows = []
     for layer in reversed(layers):
@@ -207,10 +199,9 @@ def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None) -> P
     check("interval_maps", intervals, _ENDS, axes=("query", "key"))
 
     def maps_of(part: Result) -> dict[str, Cells]:
-        data = part.to_xarray(*_ENDS)
-        possible = table(data, "upper", "query", "key") > 0
-        weights = {name: table(data, name, "query", "key") for name in _ENDS}
-        return {f"{head_of(data)} {name}": np.where(possible, cells, np.nan) for name, cells in weights.items()}
+        weights = {name: table(part, name, "query", "key") for name in _ENDS}
+        possible = weights["upper"] > 0
+        return {f"{head_of(part)} {name}": np.where(possible, cells, np.nan) for name, cells in weights.items()}
 
     return _drawn("interval_maps", read_maps(intervals, maps_of, rows="query", columns="key"), axes)
 
@@ -227,8 +218,7 @@ def measure_maps(measure: Result, *, axes: Iterable[Axes] | None = None) -> Pane
     name = measure.about["measure"]
 
     def maps_of(part: Result) -> dict[str, Cells]:
-        data = part.to_xarray(*_ENDS)
-        cells = {end: table(data, end, rows, columns) for end in _ENDS}
+        cells = {end: table(part, end, rows, columns) for end in _ENDS}
         possible = (cells["upper"] != 0) | (cells["lower"] != 0)
         return {f"{name}, {end}": np.where(possible, numbers, np.nan) for end, numbers in cells.items()}
 
@@ -275,9 +265,9 @@ def map_panels(panels: Panels, maps: Maps, *, keep: Sequence[int] = (), labels: 
 
 def agreement_map(agreement: Result, ax: Axes | None = None) -> Axes:
     """Draw the rank correlation of each pair of measures, from −1 to 1, with its number."""
-    data = read("agreement_map", agreement, ("correlation",), axes=("measure", "other"))
-    cells = table(data, "correlation", "measure", "other")
-    names, others = ([str(name) for name in np.atleast_1d(data[axis].values)] for axis in ("measure", "other"))
+    check("agreement_map", agreement, ("correlation",), axes=("measure", "other"))
+    cells = table(agreement, "correlation", "measure", "other")
+    names, others = (named(agreement.axis(axis)) for axis in ("measure", "other"))
     with drawing(ax, SINGLE, 0.9 + 0.35 * len(names)) as axes:
         axes.imshow(cells, cmap="RdBu_r", vmin=-1, vmax=1)
         for row, column in np.ndindex(*cells.shape):

@@ -13,7 +13,7 @@ from identikit.checks import flag, known_names, whole_number
 from identikit.errors import InputError
 from identikit.plots.forms import Cells, Panels, around_zero, colour_bar, from_zero, new_axes
 from identikit.plots.maps import WEIGHT
-from identikit.plots.reading import check, panels_of, read, table
+from identikit.plots.reading import check, panels_of, table
 from identikit.plots.style import BLUE, DOUBLE, SINGLE, house_style
 from identikit.results.pictures import SINK, Box, Patch, ShownImage, pictures
 from identikit.results.result import Result
@@ -45,14 +45,14 @@ def image_overlay(
     check("image_overlay", result, known or ("raw",), axes=("key",))
     chosen = known_names("maps", _usual(known) if maps is None else maps, known)
     picture, patches = _shown(result, image, overview)
-    data = read("image_overlay", result, [*chosen, "raw"], axes=("key",), optional=["visible"])
-    places = {int(position): place for place, position in enumerate(np.atleast_1d(data["key"].to_numpy()))}
+    check("image_overlay", result, [*chosen, "raw"], axes=("key",))
+    places = {position: place for place, position in enumerate(result.axis("key").values)}
     if not all(patch.position in places for patch in patches):
         raise InputError("Cannot draw image_overlay: some of the image's tokens are not selected. Select no keys.")
     at = [places[patch.position] for patch in patches]
-    seen = table(data, "visible", "key")[at] if "visible" in data else True
-    weights = {name: np.where(seen, table(data, name, "key")[at].astype(float), np.nan) for name in chosen}
-    raw = table(data, "raw", "key")[at]
+    seen = table(result, "visible", "key")[at] if "visible" in result.arrays else True
+    weights = {name: np.where(seen, table(result, name, "key")[at].astype(float), np.nan) for name in chosen}
+    raw = table(result, "raw", "key")[at]
     sinks = [patch.box for patch, weight in zip(patches, raw, strict=True) if weight > SINK * raw.sum()]
     panels = _given("image_overlay", axes, len(chosen), picture)
     with house_style():

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
@@ -13,10 +14,9 @@ from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.plots.forms import Panels, new_axes
 from identikit.plots.style import house_style
+from identikit.results.axis import Axis
 from identikit.results.result import Result
-
-if TYPE_CHECKING:
-    from xarray import Dataset
+from identikit.texts.text import shown
 
 
 def check(plot: str, result: Result, names: Sequence[str], *, axes: Sequence[str]) -> None:
@@ -38,42 +38,34 @@ def check(plot: str, result: Result, names: Sequence[str], *, axes: Sequence[str
         )
 
 
-def read(
-    plot: str, result: Result, names: Sequence[str], *, axes: Sequence[str], optional: Sequence[str] = ()
-) -> "Dataset":
-    """Return the arrays `names` of a result, with no axes left but `axes`, and those `optional` ones that it has."""
-    check(plot, result, names, axes=axes)
-    return result.to_xarray(*names, *(name for name in optional if name in result.arrays))
+def table(result: Result, name: str, *dims: str) -> NDArray[Any]:
+    """Return one of a result's arrays with these axes in this order; all others must have been selected from."""
+    result.refuse_large([name])
+    values = result.read(name).detach().cpu()
+    of = result.source.dims[name]
+    values = values.permute([of.index(dim) for dim in dims] + [at for at, dim in enumerate(of) if dim not in dims])
+    values = values.reshape(values.shape[: len(dims)])
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
 
-def table(data: "Dataset", name: str, *dims: str) -> NDArray[Any]:
-    """Return a variable as an array with these axes in this order; one that was selected away has length 1."""
-    values = data[name]
-    missing = [dim for dim in dims if dim not in values.dims]
-    return values.expand_dims(missing).transpose(*dims).to_numpy()
-
-
-def tokens_of(data: "Dataset", dim: str) -> list[str]:
+def tokens_of(axis: Axis) -> list[str]:
     """Return the tokens along an axis, without the spaces around them."""
-    return [str(token).strip() or "␣" for token in np.atleast_1d(data[f"{dim}_token"].to_numpy())]
+    return [shown(token).strip() or "␣" for token in axis.tokens or ()]
 
 
-def places_of(data: "Dataset", dim: str) -> list[int]:
-    """Return the numbers along an axis: positions, layers or heads."""
-    return [int(place) for place in np.atleast_1d(data[dim].to_numpy())]
-
-
-def named(data: "Dataset", dim: str) -> list[str]:
-    """Return the tokens along an axis; where one repeats, with its position, as `sel` takes it: `the@24`."""
-    tokens = tokens_of(data, dim)
+def named(axis: Axis) -> list[str]:
+    """Return the tokens along an axis, with its position where one repeats, as `sel` takes it: `the@24`; or names."""
+    if axis.tokens is None:
+        return list(map(str, axis.values))
+    tokens = tokens_of(axis)
     count = Counter(tokens)
-    places = zip(tokens, places_of(data, dim), strict=True)
+    places = zip(tokens, axis.values, strict=True)
     return [f"{token}@{place}" if count[token] > 1 else token for token, place in places]
 
 
-def head_of(data: "Dataset") -> str:
+def head_of(result: Result) -> str:
     """Return the name of a result's head, such as L4H5."""
-    return f"L{int(data['layer'])}H{int(data['head'])}"
+    return f"L{result.axis('layer').label}H{result.axis('head').label}"
 
 
 @contextmanager

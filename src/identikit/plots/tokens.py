@@ -1,7 +1,5 @@
 """Plots of token identity: which tokens of a text are recovered, and how often over a dataset."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
@@ -10,15 +8,12 @@ from pandas import DataFrame
 from identikit.errors import InputError
 from identikit.plots import style
 from identikit.plots.forms import Cells, Scale, Styles, colour_bar, heat_map, lines
-from identikit.plots.reading import drawing, places_of, read, table, tokens_of
+from identikit.plots.reading import check, drawing, table, tokens_of
 from identikit.plots.style import Style, layer_axis, legend, percent, sheet_of, token_axis, two_sided
 from identikit.results.result import Result
 from identikit.texts.text import shown
 from identikit.tokens.experiments import mean_rates
 from identikit.tokens.result import TokenInversion
-
-if TYPE_CHECKING:
-    from xarray import Dataset
 
 _MAPS = {"naive": (style.BLACK, "o"), "linear": (style.BLUE, "s"), "mlp": (style.RED, "^"), "ridge": (style.GREEN, "D")}
 _WORDS = {"mlp": "MLP", "l2": "L2"}
@@ -40,9 +35,8 @@ def rates(identifiability: Result, ax: Axes | None = None) -> Axes:
     Rates are those on test data, of maps tested on the layer they were fitted to. Where targets, offsets or shares of
     the data differ, select one first.
     """
-    data = read("rates", identifiability, _MEASURED, axes=_AXES)
-    data = data.expand_dims([name for name in _AXES if name not in data.dims])
-    frame = data.to_dataframe().reset_index().dropna(subset=["rate"])
+    check("rates", identifiability, _MEASURED, axes=_AXES)
+    frame = identifiability.to_frame(*_MEASURED).dropna(subset=["rate"])
     frame = frame.query("layer == test_layer and split == 'test'")
     for name in ("target", "offset", "data_share"):
         values = list(dict.fromkeys(frame[name]))
@@ -78,16 +72,17 @@ def identity_map(identity: Result, ax: Axes | None = None) -> Axes:
     it has a cross.
     """
     names = ("recovered", "margin", "winner")
-    data = read("identity_map", identity, names, axes=("layer", "token"), optional=["invertible"])
-    words = dict(zip(places_of(data, "token"), tokens_of(data, "token"), strict=True))
+    check("identity_map", identity, names, axes=("layer", "token"))
+    axis = identity.axis("token")
+    words = dict(zip(axis.values, tokens_of(axis), strict=True))
     name_of = np.vectorize(lambda place: words.get(int(place), f"@{int(place)}"))
-    recovered = table(data, "recovered", "layer", "token")
+    recovered = table(identity, "recovered", "layer", "token")
     title = f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost"
     invertible = np.ones(recovered.shape, dtype=bool)
-    if "invertible" in data:
-        invertible = table(data, "invertible", "layer", "token")
+    if "invertible" in identity.arrays:
+        invertible = table(identity, "invertible", "layer", "token")
         title += f"; {int(invertible.sum())} invertible (ring: not)"
-    axes = _recovery(data, "token", recovered, name_of(table(data, "winner", "layer", "token")), title, ax)
+    axes = _recovery(identity, "token", recovered, name_of(table(identity, "winner", "layer", "token")), title, ax)
     rows, columns = np.nonzero(~invertible)
     if len(rows):
         axes.scatter(columns, rows, s=40, facecolors="none", edgecolors=style.BLACK)
@@ -100,25 +95,25 @@ def inversion_map(inversion: Result, ax: Axes | None = None) -> Axes:
     The shade is the margin to the best other token, relative to the norm of the hidden vector. Where it fits, a lost
     cell says which token won instead; elsewhere it has a cross.
     """
-    data = read("inversion_map", inversion, ("margin",), axes=("layer", "position"), optional=["recovered"])
-    recovered = np.ones((len(places_of(data, "layer")), len(places_of(data, "position"))), dtype=bool)
+    check("inversion_map", inversion, ("margin",), axes=("layer", "position"))
+    recovered = np.ones((len(inversion.axis("layer")), len(inversion.axis("position"))), dtype=bool)
     title = "recovered tokens"
-    if "recovered" in data:
-        recovered = table(data, "recovered", "layer", "position")
+    if "recovered" in inversion.arrays:
+        recovered = table(inversion, "recovered", "layer", "position")
         title = f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost"
     winner = np.full(recovered.shape, "×")
     if "winner" in inversion.arrays and isinstance(inversion, TokenInversion):
         winner = np.array([[shown(token).strip() or "␣" for token in row] for row in inversion.winners])
-    return _recovery(data, "position", recovered, winner, title, ax)
+    return _recovery(inversion, "position", recovered, winner, title, ax)
 
 
 def _recovery(
-    data: "Dataset", dim: str, recovered: NDArray[np.bool_], winner: Cells, title: str, ax: Axes | None
+    result: Result, dim: str, recovered: NDArray[np.bool_], winner: Cells, title: str, ax: Axes | None
 ) -> Axes:
     """Draw margins by layer and token, coloured by whether a token was recovered, with what won instead."""
-    margin = table(data, "margin", "layer", dim).astype(float)
-    layers = places_of(data, "layer")
-    tokens = tokens_of(data, dim)
+    margin = table(result, "margin", "layer", dim).astype(float)
+    layers = result.axis("layer").values
+    tokens = tokens_of(result.axis(dim))
     reach = float(np.nanmax(np.abs(margin), initial=0.0)) or 1.0
     least = float(np.nanmin(margin, initial=0.0))
     most = float(np.nanmax(margin, initial=0.0))

@@ -6,7 +6,7 @@ import os
 import sys
 import webbrowser
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import EISDIR
 from pathlib import Path
@@ -47,28 +47,28 @@ _DATA = '<script type="application/octet-stream" id="identikit-data{name}">{data
 
 
 @one_thread()
-def report(result: Result, *, progress: Progress = silent) -> str:
-    """Return the page of a result. Its content policy lets it run its own script and load nothing."""
-    return _page(f"{result.model_name}: {result.kind}", "report", {"": packed(result, progress=progress)}, [result])
-
-
-@one_thread()
-def pair_report(results: Sequence[Result], *, progress: Progress = silent) -> str:
-    """Return the page of two results side by side."""
-    files = {f"-{at}": packed(result, progress=progress) for at, result in enumerate(results)}
-    return _page(" and ".join(dict.fromkeys(result.model_name for result in results)), "pair", files, results)
-
-
-def _page(title: str, entry: str, files: Mapping[str, bytes], results: Sequence[Result]) -> str:
-    """Return a page that shows results' files, by the end of the name under which its script finds each."""
+def page_of(results: Sequence[Result], *, progress: Progress = silent) -> str:
+    """Return the page of a result, or of two side by side; its policy lets it run its own script and load nothing."""
+    title = f"{results[0].model_name}: {results[0].kind}"
+    entry = "report"
+    names = [""]
+    if len(results) > 1:
+        title = " and ".join(dict.fromkeys(result.model_name for result in results))
+        entry = "pair"
+        names = ["-0", "-1"]  # under which the script finds what it shows
+    data = []
+    for name, result in zip(names, results, strict=True):
+        data.append(_DATA.format(name=name, data=b64encode(packed(result, progress=progress)).decode()))
     coming = any(isinstance(result, Explanation) and result.attribution == COMING for result in results)
-    head = _RELOADED if coming else ""
     script = f"{bundle(f'{entry}.js')}\nshow{entry.capitalize()}();\n"
     sheet = style("page.css") + style()
-    policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(sheet)}'; img-src data: blob:"
-    data = "\n".join(_DATA.format(name=name, data=b64encode(file).decode()) for name, file in files.items())
     return _PAGE.format(
-        policy=policy, title=html.escape(f"{title} - identikit"), head=head, style=sheet, data=data, script=script
+        policy=f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(sheet)}'; img-src data: blob:",
+        title=html.escape(f"{title} - identikit"),
+        head=_RELOADED if coming else "",
+        style=sheet,
+        data="\n".join(data),
+        script=script,
     )
 
 
@@ -94,8 +94,7 @@ def save_html(results: Result | Sequence[Result], path: str | os.PathLike[str], 
         raise InputError(f"save_html takes a result, or a list of two, and got {shortened(results)}.")
     target = checked_target(path)
     told = function("progress", progress)
-    page = report(listed[0], progress=told) if len(listed) == 1 else pair_report(listed, progress=told)
-    return write_page(target, page)
+    return write_page(target, page_of(listed, progress=told))
 
 
 def write_page(target: Path, page: str) -> Path:

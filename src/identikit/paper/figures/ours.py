@@ -70,7 +70,7 @@ def mass_of_types(evidence: Evidence) -> Drawing:
     data = mean_over_rows(table.query("rows > 0"), WEIGHTS, ["group", "layer"])
 
     def panel(axes: Axes, group: str, letter: str) -> None:
-        mass_band(axes, data.query("group == @group"), x="layer")
+        mass_band(axes, data.query("group == @group"))
         shares_by_layer(axes, evidence)
         hold(axes, data[list(WEIGHTS)].to_numpy().min(), max(data["upper"]))
         legend(axes, columns=1, title=f"({letter}) to {GROUPS[group]}")
@@ -96,12 +96,12 @@ def sinks(evidence: Evidence) -> Drawing:
     data = head_means(groups, group).assign(group=group)
 
     def mass(axes: Axes) -> None:
-        mass_band(axes, data, x="layer")
+        mass_band(axes, data)
         shares_by_layer(axes, evidence)
         legend(axes, columns=3, title=f"(a) attention to {GROUPS[group]}")
 
     def values(axes: Axes) -> None:
-        value_points(axes, data, x="layer")
+        value_points(axes, data)
         layer_axis(axes.xaxis, range(1, evidence.subject.n_layers + 1), LAYER)
         legend(axes, columns=2, title=f"(b) size of values of {GROUPS[group]}")
 

@@ -16,7 +16,7 @@ import { ProvenanceView } from "./provenance.js";
 import { numbersView } from "./numbers.js";
 import { exportMenu, copied } from "./export.js";
 import { tour } from "./tour.js";
-import { button, element } from "./parts.js";
+import { button, element, onceAFrame } from "./parts.js";
 
 const TOLD = 5000; // milliseconds that a message stays
 
@@ -30,9 +30,7 @@ export function mount(root, buffer, { source = { live: false }, linked = false, 
   const page = layout(root, site, { linked, start, title });
   const views = makeViews(site, page);
   let before = null;
-  let asked = false;
-  const frame = () => {
-    asked = false;
+  const draw = () => {
     const state = store.get();
     setTheme(root, site.theme());
     root.classList.toggle("embedded", state.embed);
@@ -41,10 +39,7 @@ export function mount(root, buffer, { source = { live: false }, linked = false, 
     const text = address(state);
     if (linked && location.hash.replace(/^#/, "") !== text) history.replaceState(null, "", `#${text}`);
   };
-  const ask = () => {
-    if (!asked) requestAnimationFrame(frame);
-    asked = true;
-  };
+  const ask = onceAFrame(draw);
   site.redraw = ask;
   store.subscribe(ask);
   const observer = new ResizeObserver(ask);
@@ -53,7 +48,7 @@ export function mount(root, buffer, { source = { live: false }, linked = false, 
   dark.addEventListener("change", ask);
   const follow = () => store.set(within(view, { ...CHOICES, ...view.about.first, ...parse(location.hash) }));
   if (linked) addEventListener("hashchange", follow);
-  frame();
+  draw();
   root.identikit = { site, store, views: Object.fromEntries(views.map((panel) => [panel.view.id, panel.view])) };
   return () => {
     observer.disconnect();
@@ -193,7 +188,8 @@ function makeViews(site, page) {
   return panels;
 }
 
-function panelOf(site, view, place) {
+/** A view in a panel of its own, with its title and help, and a note of what it lacks. */
+export function panelOf(site, view, place) {
   const heading = element("h2", { id: `title-${view.id}${site.suffix}` }, view.title);
   const help = element("p", { class: "help" }, view.help);
   const note = element("p", { class: "note", hidden: true });
@@ -204,7 +200,7 @@ function panelOf(site, view, place) {
 }
 
 /** Bring a panel up to date: its loading, failed or empty state, or the view itself. */
-function refresh({ view, section, note, body, tab, site }, state, before) {
+export function refresh({ view, section, note, body, tab, site }, state, before) {
   const shown = !tab || state.tab === view.id;
   section.hidden = !shown;
   tab?.setAttribute("aria-selected", String(shown));

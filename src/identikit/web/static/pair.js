@@ -2,22 +2,21 @@
 
 import { AttentionView } from "./attention.js";
 import { setTheme } from "./colour.js";
-import { fromBase64 } from "./data.js";
 import { headName } from "./figure.js";
-import { mount } from "./main.js";
-import { element } from "./parts.js";
+import { mount, panelOf, refresh } from "./main.js";
+import { element, onceAFrame } from "./parts.js";
+import { fileData, showFile } from "./report.js";
 
 const PAIR_CHOICES = ["tab", "heads", "x", "y", "shape", "map", "measure", "overlay", "words", "special", "sort", "strip", "theme"];
 const PAIR_TOKENS = ["query", "key", "from", "hoverQuery", "hoverKey"]; // followed where the texts are of one length
 
 /** Show the two results that the file holds. */
 export function showPair() {
-  const root = document.getElementById("identikit");
-  try {
+  showFile((root) => {
     const sides = [0, 1].map((at) => {
       const side = element("div");
-      const data = document.getElementById(`identikit-data-${at}`).textContent.trim();
-      mount(side, fromBase64(data), { linked: at === 0, suffix: at ? "-2" : "", title: at ? "Second" : "First" });
+      const data = fileData(`identikit-data-${at}`);
+      mount(side, data, { linked: at === 0, suffix: at ? "-2" : "", title: at ? "Second" : "First" });
       return { root: side, ...side.identikit };
     });
     const same = { query: sameTokens(sides, (about) => about), key: sameTokens(sides, (about) => about.keys ?? about) };
@@ -26,9 +25,7 @@ export function showPair() {
     root.className = "pair";
     root.replaceChildren(difference, ...sides.map((side) => side.root));
     showDifference(difference, sides, same);
-  } catch (error) {
-    root.textContent = `This file could not be shown (${error.message}). It may be cut off: write it again.`;
-  }
+  });
 }
 
 /** At which positions two texts have the same token; null where they are of different lengths. */
@@ -70,40 +67,32 @@ function followEachOther(sides, same) {
 function showDifference(root, sides, same) {
   const [first, second] = sides;
   const names = sides.map(({ site }) => site.view.about.model);
-  const heading = element("h2", {}, "Difference");
   const differ = [same.query, same.key].some((all) => all?.includes(false));
   const less = names[0] === names[1] ? "The first result less the second." : `${names[0]} less ${names[1]}.`;
-  const help = element("p", { class: "help" }, differ ? `${less} Rows and columns whose tokens differ are left out.` : less);
-  const note = element("p", { class: "note empty", hidden: true });
-  const view = new AttentionView(differenceSite(first, second, same));
-  const panel = element("section", { class: "panel", id: "panel-difference" }, heading, help, note, view.element);
+  const view = Object.assign(new AttentionView(differenceSite(first, second, same)), {
+    id: "difference",
+    title: "Difference",
+    help: differ ? `${less} Rows and columns whose tokens differ are left out.` : less,
+    unavailable: () => differenceMissing(sides, same, first.store.get()),
+  });
   const title = element("div", { class: "title" }, element("h1", {}, "identikit"), element("span", {}, "two results side by side"));
-  root.append(element("header", { class: "top" }, title), panel);
+  root.append(element("header", { class: "top" }, title));
+  const panel = panelOf(view.site, view, root);
   root.identikit = { view };
-  const draw = () => {
-    const state = first.store.get();
+  const ask = onceAFrame(() => {
     setTheme(root, first.site.theme());
-    const why = differenceMissing(sides, same, state);
-    note.hidden = !why;
-    note.textContent = why;
-    view.element.hidden = Boolean(why);
-    if (!why) view.update(state);
-  };
-  let asked = false;
-  const ask = () => {
-    if (!asked) requestAnimationFrame(() => ((asked = false), draw()));
-    asked = true;
-  };
+    refresh(panel, first.store.get());
+  });
   for (const { store } of sides) store.subscribe(ask);
   new ResizeObserver(ask).observe(root);
 }
 
-/** Why there is no difference to show; empty where there is one. */
+/** Why there is no difference to show; null where there is one. */
 function differenceMissing(sides, same, state) {
   if (!sides.every(({ site }) => site.view.about.attention?.layers.some(({ form }) => form !== "none"))) return "Only pages with maps of attention have a difference.";
   if (!same.query || !same.key) return "The texts have different numbers of tokens, so their weights cannot be subtracted. Layer and head are chosen for both.";
   const missing = ["layer", "head"].some((name) => pairPlace(...sides, name, state[name]) < 0);
-  return missing ? `The second result has no ${headName(sides[0].site.view, state)}.` : "";
+  return missing ? `The second result has no ${headName(sides[0].site.view, state)}.` : null;
 }
 
 /** The first result's site with differences in the place of its maps. */

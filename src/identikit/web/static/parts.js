@@ -17,6 +17,19 @@ export function button(words, help, act) {
   return made;
 }
 
+/** A function that lets something be drawn in the next frame, once, however often it is called before. */
+export function onceAFrame(draw) {
+  let asked = false;
+  const frame = () => {
+    asked = false;
+    draw();
+  };
+  return () => {
+    if (!asked) requestAnimationFrame(frame);
+    asked = true;
+  };
+}
+
 /** A share as a percentage: 0 or 100 only where it is, but for rounding; as `percent` in results/words.py. */
 export function percent(share) {
   if (share >= 0.9995 && share < 1 - 1e-6) return ">99.9%";
