@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
+from identikit.maths.measures import TIE, certain_order
 from identikit.maths.polytope.bounds import (
     Bounds,
     Proposed,
@@ -25,7 +26,6 @@ from identikit.shapes import Bool, Float, Int, Tensor
 GAP = 1e-8  # an exact end whose gap is larger is computed again
 FIRST = {"cpu": 1, "cuda": 1024}  # in the first portion of what is done against the clock; later ones grow
 _LONGEST = 10.0  # seconds between looks at the clock, about
-TIE = 1e-9  # a weight that exceeds another by less is as large
 
 Solver = Callable[..., Proposed]
 
@@ -163,7 +163,7 @@ def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:
         bounds.gap[loose] = bounds.gap[loose].fmin(again.gap)
     if wanted.keys is None or not wanted.top:
         return bounds
-    return bounds._replace(order=_certain_order(rows, wanted, bounds, proposed.ahead, solve))
+    return bounds._replace(order=_certain_order(rows, wanted, bounds, proposed.ahead))
 
 
 def _others(solve: Solver) -> list[Solver]:
@@ -193,67 +193,42 @@ def _solved_plainly(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: 
 
 
 def _certain_order(
-    rows: Rows, wanted: Wanted, bounds: Bounds, ahead: Float[Tensor, "row top key"], solve: Solver
+    rows: Rows, wanted: Wanted, bounds: Bounds, ahead: Float[Tensor, "row top key"]
 ) -> Int[Tensor, "row"]:
-    r"""Count the strongest asked edges, up to `top`, whose order is the same in the row's whole set.
+    """Count the strongest asked edges, up to `top`, whose order is the same in the row's whole set; -1: not decided.
 
-    Edge k is certainly above m if $\max a'_m - a'_k \le 0$. The ends settle most pairs: k's lower end is above m's
-    upper end, or m is ahead where it is greatest itself. The others take a program each. -1: not decided.
+    Where their ends do not tell, and one is not `ahead` where it is greatest itself, two edges take a program.
     """
     assert wanted.keys is not None
-    asked = rows.visible & wanted.keys.to(rows.visible.device)
-    strongest = strongest_keys(rows, asked)
-    count = asked.sum(-1)
     n = rows.attention.shape[1]
-    order = torch.zeros_like(rows.group)
-    going = ~bounds.gap[:, :n].isnan().where(asked, torch.tensor(False, device=asked.device)).any(-1)
-    order[~going] = -1
-    for place in range(min(wanted.top, n)):
-        going = going & (place < count)
-        key = strongest[:, place : place + 1]
-        asked = asked.scatter(1, key, False)
-        contested = asked & (bounds.upper[:, :n] > bounds.lower.gather(1, key)) & going[:, None]
-        going = going & ~(contested & (ahead[:, place] > TIE)).any(-1)
-        left = (going & contested.any(-1)).nonzero()[:, 0]
-        if len(left):
-            beaten, proven = _compared(rows.some(left), key[left], contested[left], solve)
-            if place == 0:
-                order[left[~beaten & ~proven]] = -1
-            going[left] = proven & ~beaten
-        order[going] = place + 1
-    return order
+    asked = rows.visible & wanted.keys.to(rows.visible.device)
+    known = ~(bounds.gap[:, :n].isnan() & asked).any(-1)
+    strongest = strongest_keys(rows, asked)[:, : wanted.top]
+
+    def compare(row: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        place = (strongest[row] == first[:, None]).byte().argmax(-1)
+        most = ahead[row, place, second]
+        gap = torch.zeros_like(most)
+        left = (most <= TIE).nonzero()[:, 0]
+        most[left], gap[left] = apart(rows, row[left], first[left], second[left])
+        return most, gap
+
+    ends = bounds.lower[:, :n], bounds.upper[:, :n]
+    order = certain_order(rows.attention, ends, asked & known[:, None], compare, wanted.top)
+    return order.sources.masked_fill(~known, -1)
 
 
-def _compared(
-    rows: Rows, key: Int[Tensor, "row 1"], contested: Bool[Tensor, "row key"], solve: Solver
-) -> tuple[Bool[Tensor, "row"], Bool[Tensor, "row"]]:
-    """Tell in which rows some contested edge can be above the key's, and in which it is proven that none can.
-
-    The likeliest edge is tried first: where it can, the others need no program.
-    """
-    likeliest = rows.attention.masked_fill(~contested, -1.0).argmax(-1, keepdim=True)
-    first = torch.zeros_like(contested).scatter(1, likeliest, True)
-    beaten, proven = _tried(rows, key, first, solve)
-    left = (proven & (contested.sum(-1) > 1)).nonzero()[:, 0]
-    n = contested.shape[1]
-    for some in _portions(left, fitting(rows, n * n)):
-        others = (contested & ~first)[some]
-        beaten[some], proven[some] = _tried(rows.some(some), key[some], others, solve)
-    return beaten, proven
-
-
-def _tried(
-    rows: Rows, key: Int[Tensor, "row 1"], others: Bool[Tensor, "row key"], solve: Solver
-) -> tuple[Bool[Tensor, "row"], Bool[Tensor, "row"]]:
-    """Solve one program for each of the other edges, of which every row has one at least."""
-    most = int(others.sum(-1).max())
-    other = others.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
-    real = others.gather(1, other)
-    difference = rows.attention.new_zeros(len(key), most, others.shape[1])
-    difference.scatter_(2, other[..., None], 1.0)
-    difference.scatter_add_(2, key[:, None].expand(-1, most, 1), -torch.ones_like(difference[..., :1]))
-    difference *= real[..., None]
-    proposed = _solved_again(rows, Wanted(objectives=difference), solve, both=False)
-    beaten = ((proposed.greatest > TIE) & real).any(-1) & ~proposed.failed
-    proven = (proven_maximum(rows, difference, proposed.upper) <= TIE).all(-1)
-    return beaten, proven
+def apart(
+    rows: Rows,
+    row: Int[Tensor, "pair"],
+    first: Int[Tensor, "pair"],
+    second: Int[Tensor, "pair"],
+    scales: Float[Tensor, "pair key"] | None = None,
+) -> tuple[Float[Tensor, "pair"], Float[Tensor, "pair"]]:
+    """Return the most by which the second key's weight, times its scale, can exceed the first's, and the gaps."""
+    objectives = rows.attention.new_zeros(len(row), rows.attention.shape[1])
+    every = torch.arange(len(row), device=row.device)
+    for key, sign in ((first, -1.0), (second, 1.0)):
+        objectives[every, key] = sign if scales is None else sign * scales[every, key]
+    bound, gap = greatest(rows.some(row), objectives[:, None])
+    return bound[:, 0], gap[:, 0]
