@@ -9,9 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +18,7 @@ from identikit.attention.captured import Captured
 from identikit.attention.effective import captured_attention, recaptured
 from identikit.attention.intervals import Bounding, bounds_of
 from identikit.attention.layer import EffectiveOptions, Layer
-from identikit.attention.proofs import Asked, ProofDraft, Provable
+from identikit.attention.proofs import Asked, ProofDraft, Provable, entries
 from identikit.attention.reading_result import HeadScores
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, known_names, random_seed, shortened, whole_number
@@ -279,9 +277,7 @@ def _patterns(
         yield layer, patterns, (patterns != 0).any(-1) & (visible.sum(-1) > 1)[:, None]
 
 
-def _claims(
-    captured_again: Callable[[], list[Captured]], draft: ProofDraft, result: Result
-) -> Iterator[tuple[int, float, float]]:
+def _claims(captured_again: Callable[[], list[Captured]], draft: ProofDraft, result: Result) -> Iterator[int | None]:
     """Claim the ends of scores: means of what rows are proven to have, over rows and then over texts."""
     roles = [ROLES[name] for name in result.axis("score").values]
     for role in roles:
@@ -293,11 +289,8 @@ def _claims(
             )
     texts = captured_again()
     every = [list(_patterns(captured, roles)) for captured in texts]
-    ends = [result.read(name) for name in ("lower", "upper")]
     _, layers, heads = result.axes
-    for at in product(*(range(len(axis)) for axis in result.axes)):
-        layer = layers.places[at[1]]
-        head = heads.places[at[2]]
+    for at, (_, layer, head) in entries(result):
         means = []
         for captured, parts in zip(texts, every, strict=True):
             _, patterns, targets = parts[layer]
@@ -307,11 +300,9 @@ def _claims(
                 asked.append(Asked((layer, head, query), [(key, number) for key, number in enumerate(c) if number]))
             steps = draft.bound(captured, asked)
             if steps:
-                means.append(draft.add_up([(Fraction(1, len(steps)), step) for step in steps]))
-        if means:
-            name = f"{roles[at[0]].name} score of L{layers.values[at[1]]}H{heads.values[at[2]]}"
-            total = draft.add_up([(Fraction(1, len(means)), mean) for mean in means], name)
-            yield total, float(ends[0][at]), float(ends[1][at])
+                means.append(draft.mean(steps))
+        name = f"{roles[at[0]].name} score of L{layers.values[at[1]]}H{heads.values[at[2]]}"
+        yield draft.mean(means, name) if means else None
 
 
 def over_texts(numbers: Float[Tensor, "text number score layer head"], roles: Sequence[HeadRole]) -> dict[str, Tensor]:
