@@ -91,10 +91,10 @@ def whole_text(model: Model, tokens: int) -> list[Row]:
     wanted = every_key(rows, top=TOP)
     some = torch.linspace(0, len(rows.group) - 1, SAMPLE, device=rows.group.device).long()
     exact_bounds(rows.some(some), wanted)  # compile first
-    certified_bounds(rows.some(some))
+    certified_bounds(rows.some(some), every_key(rows))
     taken, exact = seconds(lambda: exact_bounds(rows, wanted))
     part = rows if rows.group.is_cuda else rows.some(torch.arange(0, len(rows.group), 1 + len(rows.group) // LARGER))
-    slower, certified = seconds(lambda: certified_bounds(part))
+    slower, certified = seconds(lambda: certified_bounds(part, every_key(rows)))
     times = {EXACT: taken, CERTIFIED: slower * len(rows.group) / len(part.group)}
     case = f"{model.name}, {tokens} tokens, {int(rows.free.sum()):,} rows"
     figures = [

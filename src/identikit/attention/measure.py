@@ -85,9 +85,8 @@ def attention_measure(
     if target is not None and not kind.needs_target:
         raise InputError(f"target= cannot be used with {name!r}, which needs none. Leave it out.")
     progress = function("progress", progress)
-    limit = Bounding.checked("exact", 0.0, seconds).seconds
-    until = None if limit is None else time.monotonic() + limit
-    order_seconds = math.inf if limit is None else limit
+    until = Bounding.checked(seconds).until
+    order_seconds = math.inf if seconds is None else float(seconds)
     if isinstance(model, EffectiveAttention):
         captured = recaptured(model, "attention_measure", {"text": text, "layers": layers, "heads": heads})
         _check_whole(kind, captured)
@@ -237,8 +236,7 @@ class MeasuredText:
         n = len(self.captured.reading.keys)
         shape = (len(self.captured.layers), len(self.captured.layers[0].heads), len(self.captured.reading.tokens), n)
         places = list(product(range(shape[0]), range(shape[1]), range(shape[2])))
-        left = None if self.until is None else max(self.until - time.monotonic(), 1e-9)
-        bounding = Bounding("exact", 0.0, left)
+        bounding = Bounding(until=self.until)
         rows, bounds = bounds_of(
             self.captured, places, edges_wanted(n, top=0), bounding=bounding, progress=self.progress
         )
@@ -353,8 +351,8 @@ def _compare_edges(
             place = place // n * heads * n + torch.arange(heads)[:, None] * n + place % n
         pair = some.repeat(len(place))
         chosen = place.flatten().to(factor.device)
-        sources = (source[pair].to(factor.device) for source in (first, second))
-        found = apart(rows, chosen, *sources, scales[chosen])
+        sources = first[pair].to(factor.device), second[pair].to(factor.device)
+        found = apart(rows, chosen, *sources, scales=scales[chosen])
         ahead[some], gap[some] = (part.reshape(place.shape).mean(0).cpu() for part in found)
     return ahead, gap
 

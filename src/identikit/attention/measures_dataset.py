@@ -1,6 +1,5 @@
 """Measures of attention and roles of heads over a dataset, as tidy tables."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -76,7 +75,7 @@ class MeasuresJob:
             measured = MeasuredText(attention.captured())
             found = [measured.overall(READINGS[name]).survival() for name in options.measures]
             measures.append(torch.tensor(found, dtype=torch.float64))
-            scores.append(scored(attention.captured(), [ROLES[name] for name in options.scores], math.inf))
+            scores.append(scored(attention.captured(), [ROLES[name] for name in options.scores]))
             told(self.what, done, int(tokens.sum()))
         return {"tokens": tokens, "measures": torch.stack(measures), "scores": torch.stack(scores)}
 

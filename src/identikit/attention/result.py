@@ -305,7 +305,7 @@ class EffectiveAttention(Result):
         from identikit.attention.intervals import Bounding, intervals_of
 
         self.captured("intervals()")
-        bounding = Bounding.checked(method, epsilon, seconds)
+        bounding = Bounding.checked(seconds, method, epsilon)
         told = function("progress", progress)
         selected = self.sel(**wanted)
         return intervals_of(selected, key=key, groups=groups, weights=weights, bounding=bounding, progress=told)

@@ -6,7 +6,6 @@ Rows move independently of each other while the output stays, so the ends of a m
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ import torch
 
 from identikit.attention.captured import Captured
 from identikit.attention.effective import captured_attention, recaptured
-from identikit.attention.intervals import Bounding, bounds_of
+from identikit.attention.intervals import EXACTLY, Bounding, bounds_of
 from identikit.attention.layer import EffectiveOptions, Layer
 from identikit.attention.proofs import Asked, ProofDraft, Provable, entries
 from identikit.attention.reading_result import HeadScores
@@ -173,14 +172,13 @@ def head_scores(
     - `seconds`: stop bounding after this time; rows that were not reached count with what holds for any attention
     """
     names = tuple(ROLES) if scores is None else known_names("scores", scores, tuple(ROLES))
-    limit = Bounding.checked("exact", 0.0, seconds).seconds
+    bounding = Bounding.checked(math.inf if seconds is None else seconds)
     progress = function("progress", progress)
-    until = math.inf if limit is None else time.monotonic() + limit
     if isinstance(model, EffectiveAttention):
         captured = recaptured(model, "head_scores", {"texts": texts, "layers": layers, "heads": heads})
         if captured.reading.model.side == "cross":
             names = _across(names, scores)
-        parts = [scored(captured, [ROLES[name] for name in names], until)]
+        parts = [scored(captured, [ROLES[name] for name in names], bounding)]
         result = scores_result(captured.reading, captured.reading.text, parts, names, model.layers, model.heads)
         return _provable(result, lambda: [captured])
     model = checked_model(model)
@@ -192,7 +190,7 @@ def head_scores(
     parts = []
     for place, reading in enumerate(read):
         captured = captured_attention(reading, EffectiveOptions(), layers=wanted, heads=which).captured()
-        parts.append(scored(captured, [ROLES[name] for name in names], until))
+        parts.append(scored(captured, [ROLES[name] for name in names], bounding))
         progress("head scores, texts", place + 1, len(read))
     text = [reading.text for reading in read] if is_several(texts) else read[0].text
     result = scores_result(read[0], text, parts, names, wanted, which)
@@ -234,7 +232,9 @@ def scores_result(
     return HeadScores(axes, Held(arrays, dims), provenance, about)
 
 
-def scored(captured: Captured, roles: Sequence[HeadRole], until: float) -> Float[Tensor, "number score layer head"]:
+def scored(
+    captured: Captured, roles: Sequence[HeadRole], bounding: Bounding = EXACTLY
+) -> Float[Tensor, "number score layer head"]:
     """Return what one text's heads score, raw to gap; NaN for a score that no row of the text has a target for."""
     found = []
     for at, (layer, patterns, targets) in enumerate(_patterns(captured, roles)):
@@ -247,7 +247,6 @@ def scored(captured: Captured, roles: Sequence[HeadRole], until: float) -> Float
         places = [(at, head, query) for head in heads.tolist() for query in queries.tolist()]
         asked, place = (patterns * targets[..., None])[queries].unique(dim=1, return_inverse=True)  # some are the same
         objectives = asked.repeat(len(heads), 1, 1).to(heads.device)
-        bounding = Bounding("exact", 0.0, max(until - time.monotonic(), 1e-9))
         rows, bounds = bounds_of(captured, places, Wanted(objectives=objectives), bounding=bounding)
         effective = layer.effective(heads, queries.to(heads.device), slice(None)).double().flatten(0, 1)
         own = [(objectives @ weights[..., None])[..., 0] for weights in (rows.attention[:, : len(keys)], effective)]

@@ -12,7 +12,7 @@ import torch
 
 from identikit.attention.effective import attend_while
 from identikit.attention.estimate import RowSample
-from identikit.attention.intervals import Bounding
+from identikit.attention.intervals import checked_seconds
 from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.attribute import attribute
@@ -86,7 +86,7 @@ def explain(
     model = checked_model(model)
     progress = function("progress", progress)
     ready = None if ready is None else function("ready", ready)
-    seconds = Bounding.checked("auto", 0.0, seconds).seconds
+    seconds = checked_seconds(seconds)
     if text is None and model.modality != "text":
         raise InputError(
             f"explain without a text reads a packaged sample, and {model.name} reads {model.modality}s. Pass one."

@@ -94,10 +94,6 @@ class Bounds(NamedTuple):
         size = size.to(self.lower)
         return Bounds(self.lower * size, self.upper * size, self.gap * size, self.order)
 
-    def columns(self, chosen: slice) -> "Bounds":
-        """Return some of the quantities."""
-        return Bounds(self.lower[:, chosen], self.upper[:, chosen], self.gap[:, chosen], self.order)
-
 
 def unbounded(rows: Rows, wanted: Wanted) -> Bounds:
     """Return what is known without solving anything: the least and the greatest $c$ of a visible key.
@@ -232,8 +228,11 @@ def proven_maximum(
     return bound
 
 
-def ordered(rows: Rows, bounds: Bounds, top: int) -> Bounds:
-    """Read from the ends of all keys how many of the strongest edges, up to `top`, are certainly in that order."""
+def ordered(rows: Rows, wanted: Wanted, bounds: Bounds) -> Bounds:
+    """Read from the ends of asked keys how many of the strongest, up to `top`, are certainly in that order."""
+    assert wanted.keys is not None
+    n = rows.attention.shape[1]
+    asked = rows.visible & wanted.keys.to(rows.visible.device)
 
     def compare(row: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Some attention gives the second key what is attained, and so the first at most the rest of 1."""
@@ -243,7 +242,7 @@ def ordered(rows: Rows, bounds: Bounds, top: int) -> Bounds:
         ahead = most - bounds.lower[row, first]
         return ahead, ahead - reached
 
-    order = certain_order(rows.attention, (bounds.lower, bounds.upper), rows.visible, compare, top)
+    order = certain_order(rows.attention, (bounds.lower[:, :n], bounds.upper[:, :n]), asked, compare, wanted.top)
     return bounds._replace(order=order.sources)
 
 
