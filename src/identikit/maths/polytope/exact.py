@@ -39,10 +39,9 @@ def exact_bounds(rows: Rows, wanted: Wanted) -> Bounds:
     """
     wanted, size = wanted.scaled()
     bounds = unbounded(rows, wanted)
-    solve = _solver(rows)
     duals = 2 * bounds.lower.shape[1] * rows.basis.shape[2]
     for chosen in _portions(rows.free.nonzero()[:, 0], fitting(rows, duals)):
-        part = _bounds_of(rows.some(chosen), wanted.of_rows(chosen), solve)
+        part = _bounds_of(rows.some(chosen), wanted.of_rows(chosen))
         for every, some in zip(bounds, part, strict=True):
             every[chosen] = some
     return bounds if size is None else bounds.times(size)
@@ -64,12 +63,11 @@ def greatest(
     known = unbounded(rows, wanted)
     bound = known.upper
     gap = known.gap
-    solve = _solver(rows)
     free = rows.free.nonzero()[:, 0]
     for chosen in paced(free, until, most=fitting(rows, 2 * c.shape[1] * rows.basis.shape[2])):
         some = rows.some(chosen)
         asked = wanted.of_rows(chosen)
-        proposed = _solved_again(some, asked, solve, both=False)
+        proposed = _solved(some, asked, both=False)
         reached = proposed.greatest - proposed.missed(proposed.upper)
         attained = torch.where(proposed.failed[:, None], own[chosen], reached)
         proven = proven_maximum(some, asked.all_objectives(some), proposed.upper).minimum(bound[chosen])
@@ -106,7 +104,7 @@ def _portions(places: Int[Tensor, "some"], most: int) -> tuple[Tensor, ...]:
 @one_thread()
 def proposals(rows: Rows, objectives: Float[Tensor, "row quantity key"]) -> Proposed:
     """Return what solvers propose for the ends of each row's objectives: dual vectors, and vertices."""
-    return _solved_again(rows, Wanted(objectives=objectives), _solver(rows), vertices=True)
+    return _solved(rows, Wanted(objectives=objectives), vertices=True)
 
 
 @one_thread()
@@ -118,21 +116,26 @@ def extreme_rows(
     A row that is not free is its own only attention.
     """
     own = rows.attention[:, None, None].expand(-1, objectives.shape[1], 2, -1)
-    proposed = _solved_again(rows, Wanted(objectives=objectives), _solver(rows), vertices=True)
+    proposed = proposals(rows, objectives)
     weights = proposed.vertices.clamp(min=0)
     weights = weights / weights.sum(-1, keepdim=True)
     solved = rows.free & ~proposed.failed
     return torch.where(solved[:, None, None, None], weights, own), proposed.failed
 
 
-def _solver(rows: Rows) -> Solver:
-    """Return what solves these rows: compiled code where it is available, otherwise one linear program per end."""
+def _solvers(rows: Rows) -> list[Solver]:
+    """Return what solves these rows, each what those before it leave: on the GPU, compiled, one program per end."""
+    solvers: list[Solver] = []
     if rows.attention.is_cuda and find_spec("triton") is not None:
         from identikit.maths.polytope import cuda
 
         if rows.attention.shape[1] <= cuda.LONGEST:
-            return cuda.propose
-    return propose_plainly if find_spec("numba") is None else propose
+            solvers.append(cuda.propose)
+    if find_spec("numba") is not None:
+        solvers.append(propose)
+    if find_spec("scipy") is not None:
+        solvers.append(propose_plainly)
+    return solvers
 
 
 def compile_solver(device: torch.device) -> None:
@@ -147,11 +150,11 @@ def compile_solver(device: torch.device) -> None:
     extreme_rows(rows, third[None] * 3)
 
 
-def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:
+def _bounds_of(rows: Rows, wanted: Wanted) -> Bounds:
     """Bound rows that are all free."""
-    proposed = _solved_again(rows, wanted, solve)
+    proposed = _solved(rows, wanted)
     bounds = proven_bounds(rows, wanted, proposed)
-    for other in _others(solve):
+    for other in _solvers(rows)[1:]:
         loose = ((bounds.gap > GAP) & ~proposed.failed[:, None]).any(-1).nonzero()[:, 0]
         if not len(loose):
             break
@@ -166,30 +169,23 @@ def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:
     return bounds._replace(order=_certain_order(rows, wanted, bounds, proposed.ahead))
 
 
-def _others(solve: Solver) -> list[Solver]:
-    """Return what solves again what a solver leaves loose: after a GPU the CPU's compiled code, then plain programs."""
-    if solve in (propose, propose_plainly) or find_spec("numba") is None:
-        return [_solved_plainly]
-    return [propose, _solved_plainly]
-
-
-def _solved_again(rows: Rows, wanted: Wanted, solve: Solver, *, both: bool = True, vertices: bool = False) -> Proposed:
-    """Return what a solver proposes, and for the rows that it gives up what plain linear programs do."""
-    proposed = solve(rows, wanted, both=both, vertices=vertices)
-    failed = proposed.failed.nonzero()[:, 0]
-    if not len(failed) or solve is propose_plainly:
-        return proposed
-    again = _solved_plainly(rows.some(failed), wanted.of_rows(failed), both=both, vertices=vertices)
-    for every, some in zip(proposed, again, strict=True):
-        every[failed] = some.to(every)
+def _solved(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
+    """Return what the first solver proposes, and for rows that it gives up what the next ones do."""
+    first, *others = _solvers(rows) or [_nothing]
+    proposed = first(rows, wanted, both=both, vertices=vertices)
+    for solver in others:
+        failed = proposed.failed.nonzero()[:, 0]
+        if not len(failed):
+            break
+        again = solver(rows.some(failed), wanted.of_rows(failed), both=both, vertices=vertices)
+        for every, some in zip(proposed, again, strict=True):
+            every[failed] = some.to(every)
     return proposed
 
 
-def _solved_plainly(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
-    """Return what plain linear programs propose; without scipy, these rows remain unsolved."""
-    if find_spec("scipy") is None:
-        return Proposed.nothing(rows, wanted, vertices=vertices)._replace(failed=rows.free.clone())
-    return propose_plainly(rows, wanted, both=both, vertices=vertices)
+def _nothing(rows: Rows, wanted: Wanted, *, both: bool, vertices: bool) -> Proposed:
+    """Solve no row."""
+    return Proposed.nothing(rows, wanted, vertices=vertices)._replace(failed=rows.free.clone())
 
 
 def _certain_order(
