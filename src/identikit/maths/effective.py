@@ -243,49 +243,6 @@ def _row_chunks(factors: Factors, rows: Int[Tensor, "row"]) -> tuple[Tensor, ...
     return rows.split(max(1, linalg.BYTES // (8 * len(factors.coefficients) * max(1, factors.visible.n_keys))))
 
 
-def column_sums(
-    factors: Factors, groups: Float[Tensor, "query group"], *, raw: RawRows | None = None
-) -> Float[Tensor, "head group key"]:
-    r"""Add up how much effective attention each key receives from groups of queries: $G^\top A^\perp$, in float64.
-
-    `groups`, $G$, weighs each query for each group (a column of ones: all queries; 0/1 columns: token types).
-    Multiplied by a key × type membership matrix the result gives the sums from type to type.
-    $\sum_i g_i\,y_i \cdot v_m$ over the rows that see key m is computed from the factors: $g_i y_i$ is added where row
-    i's run of keys starts and subtracted where it ends. `raw` serves the identifiable rows, as in `effective_rows`.
-    """
-    weights = groups.double()
-    own = torch.zeros_like(factors.identifiable) if raw is None else factors.identifiable
-    if factors.visible.mask is None:
-        sums = _run_sums(factors, factors.coefficients.masked_fill(own[..., None], 0), weights)
-    else:
-        sums = weights.new_zeros(len(own), weights.shape[1], factors.visible.n_keys)
-        own = torch.ones_like(own)
-    for part in _row_chunks(factors, own.any(0).nonzero()[:, 0]):
-        rows = effective_rows(factors, queries=part, raw=raw).double()
-        sums += weights[part].mT @ rows.masked_fill_(~own[:, part, None], 0)
-    return sums
-
-
-def _run_sums(
-    factors: Factors, coefficients: Float[Tensor, "head query d_v"], weights: Float[Tensor, "query group"]
-) -> Float[Tensor, "head group key"]:
-    """Add up what each key receives where every row sees a run of keys; one product where all see the same."""
-    visible = factors.visible
-    n_groups = weights.shape[1]
-    coefficients = coefficients.double()
-    V = factors.values[:, visible.keys].to(coefficients).repeat_interleave(factors.group, 0)
-    sums = coefficients.new_zeros(len(coefficients), n_groups, visible.n_keys)
-    if visible.shared:
-        sums[:, :, visible.keys] = (weights.mT @ coefficients) @ V.mT
-        return sums
-    for group in range(n_groups):
-        change = (coefficients * weights[:, group, None]).transpose(0, 1)
-        steps = change.new_zeros(len(visible.keys) + 1, *change.shape[1:])
-        steps.index_add_(0, visible.start, change).index_add_(0, visible.stop, -change)
-        sums[:, group, visible.keys] = torch.einsum("khd,hkd->hk", steps.cumsum(0)[:-1], V)
-    return sums
-
-
 def relative_size(
     missing: Float[Tensor, "head query d_v"],
     output: Float[Tensor, "head query d_v"],

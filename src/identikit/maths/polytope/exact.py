@@ -40,7 +40,8 @@ def exact_bounds(rows: Rows, wanted: Wanted) -> Bounds:
     wanted, size = wanted.scaled()
     bounds = unbounded(rows, wanted)
     duals = 2 * bounds.lower.shape[1] * rows.basis.shape[2]
-    for chosen in _portions(rows.free.nonzero()[:, 0], fitting(rows, duals)):
+    free = rows.free.nonzero()[:, 0]
+    for chosen in free.split(fitting(rows, duals)) if len(free) else ():
         part = _bounds_of(rows.some(chosen), wanted.of_rows(chosen))
         for every, some in zip(bounds, part, strict=True):
             every[chosen] = some
@@ -94,11 +95,6 @@ def paced(
         now = time.monotonic()
         rate = len(some) / max(now - begun, 1e-6)
         size = min(2 * size, rate * _LONGEST + 1, rate * (until - now))
-
-
-def _portions(places: Int[Tensor, "some"], most: int) -> tuple[Tensor, ...]:
-    """Return places in portions; none where there are none."""
-    return places.split(most) if len(places) else ()
 
 
 @one_thread()
