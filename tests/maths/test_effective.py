@@ -50,7 +50,8 @@ class Case:
 
 
 def residual(factors, values, output, projection, *, bias=None, gate=None) -> Tensor:
-    missing = missing_output(factors, values, output, bias=bias)
+    heads = attention_heads(values, output, factors.visible)
+    missing = missing_output(factors, heads if bias is None else without_bias(heads, bias))
     return relative_size(missing, output, projection, gate=gate)
 
 
@@ -265,12 +266,13 @@ def test_tolerance_drops_small_singular_values():
 def test_chunks_do_not_show(kind, dtype, monkeypatch):
     case = random_case(40, 8, kind, dtype=dtype)
     whole = case.factors()
-    missing = missing_output(whole, case.values, case.output)
+    heads = attention_heads(case.values, case.output, case.mask)
+    missing = missing_output(whole, heads)
     monkeypatch.setattr(linalg, "BYTES", 1)
     parts = case.factors()
     torch.testing.assert_close(parts.coefficients, whole.coefficients, atol=1e-9, rtol=1e-9)
     assert torch.equal(parts.rank, whole.rank)
-    torch.testing.assert_close(missing_output(parts, case.values, case.output), missing, atol=1e-10, rtol=0)
+    torch.testing.assert_close(missing_output(parts, heads), missing, atol=1e-10, rtol=0)
 
 
 def test_chosen_rows_and_columns_are_those_of_the_map_and_raw_is_asked_for_no_others():

@@ -9,7 +9,6 @@ import torch
 
 from identikit.attention.effective import captured_attention
 from identikit.attention.intervals import Bounding
-from identikit.attention.layer import EffectiveOptions
 from identikit.attention.measure import MeasuredText
 from identikit.attention.reading_result import Agreement, AttentionMeasure
 from identikit.attention.readings import READINGS
@@ -63,9 +62,8 @@ def agreement(
     read = readings(model, texts, layers=model.attention_layers, truncate=truncate)
     parts = []
     for place, reading in enumerate(read):
-        heads = range(model.n_heads)
-        attention = captured_attention(reading, EffectiveOptions(), layers=model.attention_layers, heads=heads)
-        text = MeasuredText(attention.captured(), target, bounding.shared(len(read) - place).until)
+        captured = captured_attention(reading).captured()
+        text = MeasuredText(captured, target, bounding.shared(len(read) - place).until)
         rankings = []
         for name, given in named.items():
             if isinstance(given, str):

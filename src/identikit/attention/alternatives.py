@@ -6,7 +6,6 @@ import torch
 
 from identikit.attention.effective import captured_attention
 from identikit.attention.interval_result import AlternativeAttention
-from identikit.attention.layer import EffectiveOptions
 from identikit.attention.quantities import membership
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import known, shortened
@@ -49,7 +48,7 @@ def alternative_attention(
     (own,) = model.attending(one_of("layer", layer, model.n_layers))
     which = own, one_of("head", head, model.n_heads)
     (reading,) = readings(model, text, layers=which[:1], truncate=truncate)
-    captured = captured_attention(reading, EffectiveOptions(), layers=which[:1], heads=which[1:])
+    captured = captured_attention(reading, layers=which[:1], heads=which[1:])
     row = captured.sel(layer=which[0], head=which[1], query=query)
     if not row.axis("query").single:
         raise InputError(f"query={shortened(query)}: expected one position or token.")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from identikit.attention.captured import Captured
-from identikit.attention.layer import EffectiveOptions, Layer
+from identikit.attention.layer import USUAL, EffectiveOptions, Layer
 from identikit.attention.precision import computed_in, warn_of
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import float_dtype, function
@@ -74,9 +74,13 @@ def effective_attention(
 
 
 def attend(
-    reading: Reading, options: EffectiveOptions, *, layers: Sequence[int], heads: Sequence[int]
+    reading: Reading,
+    options: EffectiveOptions = USUAL,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
 ) -> EffectiveAttention:
-    """Compute the effective attention of a text that was read, and warn where it cannot be trusted."""
+    """Compute the effective attention of a text that was read, as `captured_attention` does; warn of what is wrong."""
     result = captured_attention(reading, options, layers=layers, heads=heads)
     warn_of(result.captured().layers, tolerance=options.tolerance, stacklevel=3)
     return result
@@ -101,9 +105,18 @@ def attend_while(
 
 
 def captured_attention(
-    reading: Reading, options: EffectiveOptions, *, layers: Sequence[int], heads: Sequence[int]
+    reading: Reading,
+    options: EffectiveOptions = USUAL,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
 ) -> EffectiveAttention:
-    """Return the attention of a text that was read; nothing is solved before it is asked for."""
+    """Return the attention of a text that was read, of all layers that were read and all heads unless some are named.
+
+    Nothing is solved before it is asked for.
+    """
+    layers = tuple(reading.calls) if layers is None else layers
+    heads = tuple(range(reading.model.n_heads)) if heads is None else heads
     return _captured(reading, options, {at: Layer.of(reading, at, heads, options) for at in layers}, heads)
 
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from identikit.attention.captured import Captured, Place
 from identikit.attention.effective import captured_attention
 from identikit.attention.interval_result import AttentionIntervals
-from identikit.attention.layer import EffectiveOptions
 from identikit.attention.proofs import Provable, edge_claims
 from identikit.attention.quantities import TOP, asked_of, membership
 from identikit.attention.result import EffectiveAttention
@@ -126,7 +125,7 @@ def attention_intervals(
     results = []
     texts = readings(model, text, layers=layers, truncate=truncate)
     for reading in texts:
-        captured = captured_attention(reading, EffectiveOptions(), layers=layers, heads=heads)
+        captured = captured_attention(reading, layers=layers, heads=heads)
         selected = captured.sel(layer=layer, head=head, query=query)
         limited = bounding.shared(len(texts) - len(results))
         results.append(

@@ -43,6 +43,8 @@ class EffectiveOptions:
         float_dtype("dtype", self.dtype, ("float64", "float32"))
 
 
+USUAL = EffectiveOptions()
+
 HeadPlace = tuple[int, int]
 """A row of a layer: places of its head and query."""
 
@@ -171,8 +173,7 @@ class Layer:
     @cached_property
     def _missing(self) -> Float[Tensor, "head query d_v"]:
         """A⊥V − O of each head."""
-        values = _values(self.call, self.heads)
-        return maths.missing_output(self.factors, values, self.made.output, bias=self.bias, mass=self.made.mass)
+        return maths.missing_output(self.factors, self.plain)
 
     @cached_property
     def residual(self) -> Float[Tensor, "head"]:

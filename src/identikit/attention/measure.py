@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from identikit.attention.captured import Captured
 from identikit.attention.effective import captured_attention, recaptured
 from identikit.attention.intervals import Bounding, bounds_of
-from identikit.attention.layer import EffectiveOptions, Layer
+from identikit.attention.layer import USUAL, Layer
 from identikit.attention.proofs import Claims, Provable, chain_claims, reading_claims
 from identikit.attention.quantities import TOP, edges_wanted
 from identikit.attention.reading_result import AttentionMeasure
@@ -103,7 +103,7 @@ def attention_measure(
     read = model.attending(list(range(max(shown) + 1))) if kind.through else shown
     wanted = model.attention_layers if kind.needs == "direction" else read
     (reading,) = readings(model, text, layers=wanted, truncate=truncate)
-    attention = captured_attention(reading, EffectiveOptions(), layers=read, heads=which)
+    attention = captured_attention(reading, layers=read, heads=which)
     return MeasuredText(attention.captured(), target, until, progress, order_seconds).measure(kind, shown)
 
 
@@ -223,7 +223,7 @@ class MeasuredText:
             kind.check_aim(self.aim)
             assert self.aim.token is not None
             heads = range(reading.model.n_heads)
-            every = [Layer.of(reading, layer, heads, EffectiveOptions()) for layer in sorted(reading.calls)]
+            every = [Layer.of(reading, layer, heads, USUAL) for layer in sorted(reading.calls)]
             direction = logit_directions(self._run, every, self.aim.token)
             return [MeasuredLayer(layer, direction=direction) for layer in layers]
         if kind.needs == "stream":

@@ -16,7 +16,7 @@ import torch
 from identikit.attention.captured import Captured
 from identikit.attention.effective import captured_attention, recaptured
 from identikit.attention.intervals import EXACTLY, Bounding, bounds_of
-from identikit.attention.layer import EffectiveOptions, Layer
+from identikit.attention.layer import Layer
 from identikit.attention.proofs import Asked, ProofDraft, Provable, entries
 from identikit.attention.reading_result import HeadScores
 from identikit.attention.result import EffectiveAttention
@@ -189,7 +189,7 @@ def head_scores(
     read = readings(model, texts, layers=wanted, truncate=truncate)
     parts = []
     for place, reading in enumerate(read):
-        captured = captured_attention(reading, EffectiveOptions(), layers=wanted, heads=which).captured()
+        captured = captured_attention(reading, layers=wanted, heads=which).captured()
         parts.append(scored(captured, [ROLES[name] for name in names], bounding))
         progress("head scores, texts", place + 1, len(read))
     text = [reading.text for reading in read] if is_several(texts) else read[0].text
@@ -198,7 +198,7 @@ def head_scores(
     def captured_again() -> list[Captured]:
         model.check_unchanged(result.provenance.weights)
         again = readings(model, texts, layers=wanted, truncate=truncate)
-        return [captured_attention(one, EffectiveOptions(), layers=wanted, heads=which).captured() for one in again]
+        return [captured_attention(one, layers=wanted, heads=which).captured() for one in again]
 
     return _provable(result, captured_again)
 

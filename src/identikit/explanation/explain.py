@@ -13,7 +13,7 @@ import torch
 from identikit.attention.effective import attend_while
 from identikit.attention.estimate import RowSample
 from identikit.attention.intervals import checked_seconds
-from identikit.attention.layer import EffectiveOptions
+from identikit.attention.layer import USUAL
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.attribute import attribute
 from identikit.attribution.outputs import attribute_output
@@ -157,7 +157,7 @@ def _attention(reading: Reading, limit: Limit, progress: Progress) -> EffectiveA
         progress("effective attention, layers", done, len(layers))
         return unlimited or not limit.passed(0.6)
 
-    return attend_while(going, reading, EffectiveOptions(), layers=[layers[at] for at in spread(len(layers))])
+    return attend_while(going, reading, USUAL, layers=[layers[at] for at in spread(len(layers))])
 
 
 def spread(count: int) -> list[int]:

@@ -13,7 +13,6 @@ import torch
 
 from identikit.attention.agreement import Given, Ranking, of_function, overall
 from identikit.attention.effective import captured_attention
-from identikit.attention.layer import EffectiveOptions
 from identikit.attention.measure import MeasuredText
 from identikit.attention.readings import READINGS
 from identikit.attribution.attribute import attribute
@@ -68,11 +67,8 @@ class TextRankings:
 
     @cached_property
     def _attention(self) -> MeasuredText:
-        reading = self.text.reading
-        layers = reading.model.attention_layers
-        heads = range(reading.model.n_heads)
-        attention = captured_attention(reading, EffectiveOptions(), layers=layers, heads=heads)
-        return MeasuredText(attention.captured(), None, math.inf if self.bounded else 0.0)
+        captured = captured_attention(self.text.reading).captured()
+        return MeasuredText(captured, None, math.inf if self.bounded else 0.0)
 
     def _of(self, name: str, given: Given) -> Ranking:
         reading = self.text.reading

@@ -269,21 +269,11 @@ def lengths_of(projection: Float[Tensor, "head d_v d"]) -> Float[Tensor, "head d
     return torch.linalg.qr(projection.double().mT, mode="r").R.mT
 
 
-def missing_output(
-    factors: Factors,
-    values: Float[Tensor, "kv_head key d_v"],
-    output: Float[Tensor, "head query d_v"],
-    *,
-    bias: Float[Tensor, "kv_head d_v"] | None = None,
-    mass: Float[Tensor, "head query"] | None = None,
-) -> Float[Tensor, "head query d_v"]:
-    r"""Compute $A^\perp V - O$, with $V$ and $O$ as the model has them.
+def missing_output(factors: Factors, heads: Heads) -> Float[Tensor, "head query d_v"]:
+    r"""Compute $A^\perp V - O$, with $V$ and $O$ of `heads` as the model has them, or `without_bias`.
 
-    For factors made by `without_bias`, pass the same `bias` $b$: this is then what $A^\perp (V - 1b^\top) + A1b^\top$
-    misses, with `mass` $A1$ as in `Heads`.
+    For factors made `without_bias`, pass such heads: this is then what $A^\perp (V - 1b^\top) + A1b^\top$ misses.
     """
-    heads = attention_heads(values, output, factors.visible, mass=mass)
-    heads = heads if bias is None else without_bias(heads, bias)
     keys = factors.visible.keys
     Y = factors.coefficients.double().unflatten(0, (len(factors.values), -1))
     V = factors.values[:, keys].double()
