@@ -22,7 +22,7 @@ from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import TokenBatch
 
 _NEEDS_MODEL = frozenset(["hidden"])
-_NEEDS_KEYS = frozenset(["reachable_dim", "nearly_reachable_dim", "reachable_condition", "q", "k"])
+_NEEDS_KEYS = frozenset(["reachable_dim", "reachable_condition", "q", "k"])
 
 
 @dataclass(frozen=True, eq=False)
