@@ -163,19 +163,19 @@ def intervals_of(
         _, wide = bounds_of(captured, places, wanted, bounding=room, progress=progress)
         arrays |= {"rounded_lower": wide.lower, "rounded_upper": wide.upper}
     arrays = {name: array[:, list(last.places)] for name, array in arrays.items()}
-    dims = dict.fromkeys(arrays, (*_ROWS, last.name))
     if wanted.top:
         arrays |= {"certain_mass": bounds.lower[:, :n].sum(-1), "certain_order": bounds.order}
-        dims |= dict.fromkeys(("certain_mass", "certain_order"), _ROWS)
     if images is not None:
         arrays |= {"image_raw": own @ images[0].to(own)}
         arrays |= {"image_lower": bounds.lower[:, n], "image_upper": bounds.upper[:, n]}
-        dims |= dict.fromkeys(("image_raw", "image_lower", "image_upper"), _ROWS)
+    dims = {name: (*_ROWS, last.name)[: 2 + array.ndim] for name, array in arrays.items()}
     shape = [len(axis) for axis in axes[:3]]
     whole = {name: array.unflatten(0, shape) for name, array in arrays.items()}
     held = Provable(whole, dims, edge_claims(captured, places, wanted, bounding.epsilon))
-    about = {"method": bounding.method, "epsilon": bounding.epsilon, "rounding": rounding}
-    about |= {
+    about = {
+        "method": bounding.method,
+        "epsilon": bounding.epsilon,
+        "rounding": rounding,
         "row_residual": captured.uncaught(places, rows),
         "unresolved": int((rows.free & ~rows.resolved[rows.group]).sum()),
     }
