@@ -7,8 +7,8 @@ import torch
 from identikit.maths import chain as chaining
 from identikit.maths.chain import Chain, greatest_over_boxes, greatest_through_layers, shares_of, through_layers
 from identikit.maths.polytope.exact import greatest
-from identikit.maths.polytope.rows import joined_rows, rows_of
-from tests.maths.polytope.cases import rank_of
+from identikit.maths.polytope.rows import joined_rows
+from tests.maths.polytope.cases import rank_of, rows_of
 from tests.reference import chain as reference
 
 ROLLOUT = Chain(0.5, 0.5)

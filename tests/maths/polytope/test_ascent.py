@@ -10,8 +10,8 @@ from identikit.maths.polytope import ascent
 from identikit.maths.polytope.ascent import certified_bounds
 from identikit.maths.polytope.bounds import Wanted, proven_maximum
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import joined_rows, rows_of
-from tests.maths.polytope.cases import every_key, rank_of
+from identikit.maths.polytope.rows import joined_rows
+from tests.maths.polytope.cases import every_key, rank_of, rows_of
 from tests.reference import ascent as reference
 from tests.reference.intervals import optimum
 

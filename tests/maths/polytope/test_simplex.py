@@ -14,9 +14,9 @@ from identikit.maths.polytope import cpu, exact, simplex
 from identikit.maths.polytope import rows as polytopes
 from identikit.maths.polytope.bounds import Bounds, Proposed, Wanted, proven_bounds, unbounded
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import Polytopes, Rows, joined_rows, rows_of
+from identikit.maths.polytope.rows import Polytopes, Rows, joined_rows
 from identikit.maths.visible import visible_from_mask
-from tests.maths.polytope.cases import decaying_values, every_key, hard_row, one_row, rank_of
+from tests.maths.polytope.cases import decaying_values, every_key, hard_row, one_row, rank_of, rows_of
 from tests.reference import intervals as reference
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
