@@ -31,7 +31,7 @@ WRONG: dict[str, dict[str, Any]] = {
                 "seconds": -1.0, "truncate": "yes", "progress": 5, "ready": 5},
     "effective_attention": {"model": "bert", "text": 5, "target": "w5", "generate": 3, "attention": "cross",
                             "layers": 99, "heads": [1.5], "bias": 1, "mass": None,
-                            "tolerance": math.nan, "dtype": torch.int8, "truncate": "yes", "max_tokens": 0,
+                            "tolerance": math.nan, "truncate": "yes", "max_tokens": 0,
                             "progress": 5},
     "attention_intervals": {"model": None, "text": 5, "layer": -99, "head": "zebra", "query": slice(9, 9), "key": 1.5,
                             "groups": {"a": [99]}, "weights": {"a": "x"}, "method": "zebra", "epsilon": 1.5,

@@ -292,13 +292,6 @@ def test_chosen_rows_and_columns_are_those_of_the_map_and_raw_is_asked_for_no_ot
     torch.testing.assert_close(block, effective_rows(factors)[1:2, 3:9], atol=1e-14, rtol=0)
 
 
-def test_coefficients_can_be_kept_in_float32():
-    case = random_case(20, 6, "full")
-    factors = case.factors(dtype=torch.float32)
-    assert effective_rows(factors).dtype == torch.float32
-    torch.testing.assert_close(effective_rows(factors).double(), case.reference()[0], atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("kind", ["causal", "window"])
 @pytest.mark.parametrize("alike", [2, 4])
 def test_joint_null_dimension_of_heads_that_coincide(kind, alike):

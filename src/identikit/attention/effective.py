@@ -4,13 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from identikit.attention.captured import Captured
 from identikit.attention.layer import USUAL, EffectiveOptions, Layer
 from identikit.attention.precision import computed_in, warn_of
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import float_dtype, function
+from identikit.checks import function
 from identikit.errors import InputError
 from identikit.models.decoder import looking
 from identikit.models.model import Model
@@ -37,7 +35,6 @@ def effective_attention(
     bias: bool = True,
     mass: bool = False,
     tolerance: float = 0.0,
-    dtype: torch.dtype = torch.float64,
     truncate: bool = False,
     max_tokens: int | None = None,
     progress: Watched = None,
@@ -57,10 +54,9 @@ def effective_attention(
       letter
     - `mass`: keep the sum of every row (null space LN([T, 1]))
     - `tolerance`: also take singular values below this share of the largest as null
-    - `dtype`: of the factors that are kept; they are solved for in float64
     - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
     """
-    options = EffectiveOptions(bias, mass, tolerance, float_dtype("dtype", dtype, ("float64", "float32")))
+    options = EffectiveOptions(bias, mass, tolerance)
     progress = function("progress", progress)
     several = is_several(text)
     model, text = looking(model, text, attention, target, generate, truncate=truncate, max_tokens=max_tokens)

@@ -163,7 +163,7 @@ class Factors:
         return len(self.coefficients) // len(self.values)
 
 
-def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtype = torch.float64) -> Factors:
+def effective_factors(heads: Heads, *, tolerance: float = 0.0) -> Factors:
     r"""Compute effective attention (Eq. 9) as factors $Y$ and $V$, and the rank of every row.
 
     $$y_i = G_i^+ o_i, \qquad G_i = \sum_{m \in S_i} v_m v_m^\top$$
@@ -175,8 +175,7 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtyp
     that it sees, and read the rank from the spectrum of $V$, whose rounding is known (`linalg.Resolution`), not from
     that of $T$; uneven columns are brought to one size first (`linalg.column_scales`), unless there is a tolerance,
     which is relative to the length of the output. `tolerance` $\varepsilon$ also counts singular values below
-    $\varepsilon\,\sigma_{max}$ as null; the output is then the same only to about $\varepsilon$. Factorisations are
-    always in float64; `dtype` is that of the coefficients that are kept.
+    $\varepsilon\,\sigma_{max}$ as null; the output is then the same only to about $\varepsilon$. All is in float64.
     """
     visible = heads.visible
     resolution = Resolution(heads.eps, tolerance)
@@ -199,7 +198,7 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtyp
         Y = torch.cat([part[0] for part in done], 2)
         rank = torch.cat([part[1] for part in done], 1)
     Y = Y * scale
-    return Factors(Y.flatten(0, 1).to(dtype), heads.values, rank.repeat_interleave(heads.group, 0), visible)
+    return Factors(Y.flatten(0, 1), heads.values, rank.repeat_interleave(heads.group, 0), visible)
 
 
 def row_ranks(heads: Heads, *, eps: float | None = None) -> Int[Tensor, "head query"]:
