@@ -17,7 +17,8 @@ from identikit.maths.polytope.ascent import certified_bounds
 from identikit.maths.polytope.bounds import Bounds, Wanted, proven_bounds
 from identikit.maths.polytope.cpu import propose_plainly
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import Rows, decomposed, rows_of
+from identikit.maths.polytope.rows import Polytopes, Rows, decomposed
+from identikit.maths.visible import visible_from_mask
 from identikit.models.load.load import load
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
@@ -91,10 +92,10 @@ def whole_text(model: Model, tokens: int) -> list[Row]:
     wanted = every_key(rows, top=TOP)
     some = torch.linspace(0, len(rows.group) - 1, SAMPLE, device=rows.group.device).long()
     exact_bounds(rows.some(some), wanted)  # compile first
-    certified_bounds(rows.some(some))
+    certified_bounds(rows.some(some), every_key(rows))
     taken, exact = seconds(lambda: exact_bounds(rows, wanted))
     part = rows if rows.group.is_cuda else rows.some(torch.arange(0, len(rows.group), 1 + len(rows.group) // LARGER))
-    slower, certified = seconds(lambda: certified_bounds(part))
+    slower, certified = seconds(lambda: certified_bounds(part, every_key(rows)))
     times = {EXACT: taken, CERTIFIED: slower * len(rows.group) / len(part.group)}
     case = f"{model.name}, {tokens} tokens, {int(rows.free.sum()):,} rows"
     figures = [
@@ -120,9 +121,10 @@ def every_key(rows: Rows, *, top: int = 0) -> Wanted:
 def row_intervals(attention: torch.Tensor, values: torch.Tensor) -> Bounds:
     """Compute both ends of every key's interval of one row that sees all keys."""
     weights = attention.double()
-    visible = torch.ones(1, len(values), dtype=torch.bool, device=values.device)
+    visible = visible_from_mask(torch.ones(1, len(values), dtype=torch.bool, device=values.device), 1)
     rank = decomposed(values[None]).rank.to(values.device)
-    rows = rows_of((weights / weights.sum())[None], values, visible, rank)
+    polytopes = Polytopes.of(values[None], visible, rank[None])
+    rows = polytopes.rows([0], torch.zeros_like(rank), (weights / weights.sum())[None])
     return exact_bounds(rows, every_key(rows))
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from identikit.checks import (
     flag,
-    float_dtype,
     function,
     known,
     known_names,
@@ -78,7 +77,7 @@ def test_numbers_of_any_library_become_pythons_own():
         random_seed(2**70)
 
 
-def test_truth_values_functions_and_dtypes():
+def test_truth_values_and_functions():
     for yes in (True, np.bool_(True), torch.tensor(True), np.array(True)):
         assert flag("bias", yes) is True
     for wrong in (1, 0, "yes", None, [True], np.array([True]), torch.tensor([True]), Unfriendly()):
@@ -87,11 +86,6 @@ def test_truth_values_functions_and_dtypes():
     assert function("progress", print) is print
     with pytest.raises(InputError, match="progress=None cannot be used: expected a function"):
         function("progress", None)
-    names = ("float64", "float32")
-    assert float_dtype("dtype", "float32", names) is float_dtype("dtype", torch.float32, names) is torch.float32
-    for wrong in (torch.int8, torch.float16, "int8", "", None, 32, float, np.float32, Unfriendly()):
-        with pytest.raises(InputError, match=r"dtype=.* cannot be used: expected torch.float64 or torch.float32"):
-            float_dtype("dtype", wrong, names)
 
 
 def test_messages_show_no_addresses_and_no_endless_names():

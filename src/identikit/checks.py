@@ -76,14 +76,6 @@ def flag(name: str, value: object) -> bool:
     return bool(value)
 
 
-def float_dtype(name: str, value: object, names: Sequence[str]) -> torch.dtype:
-    """Return a torch dtype, given as itself or by its name, that is among those named."""
-    short = str(value).removeprefix("torch.") if isinstance(value, torch.dtype | str) else ""
-    if short not in names:
-        raise _refused(name, value, " or ".join(f"torch.{dtype}" for dtype in names))
-    return getattr(torch, short)
-
-
 def function(name: str, value: object) -> Callable[..., Any]:
     """Return a function."""
     if not callable(value):

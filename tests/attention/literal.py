@@ -2,10 +2,13 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from identikit.attention.interval_result import AttentionIntervals
 from identikit.attention.result import EffectiveAttention
+from tests.reference import intervals as reference
 
 
 class LiteralRow(NamedTuple):
@@ -14,6 +17,12 @@ class LiteralRow(NamedTuple):
     keys: Tensor
     attention: Tensor
     values: Tensor
+
+    def ends(self, c: Tensor | np.ndarray) -> tuple[float, float]:
+        """Return the least and the greatest c · a' of other attention with the same output, by linear programs."""
+        c = np.asarray(c, dtype=float)
+        given = self.attention.numpy(), self.values.numpy()
+        return tuple(float(c @ reference.optimum(sign * c, *given)) for sign in (1, -1))
 
 
 def literal_row(result: EffectiveAttention, layer: int, head: int, query: int) -> LiteralRow:
@@ -27,3 +36,16 @@ def literal_row(result: EffectiveAttention, layer: int, head: int, query: int) -
         return LiteralRow(keys, weights / weights.sum(), values)
     rest = 1 - weights.sum(0, keepdim=True)
     return LiteralRow(keys, torch.cat([weights, rest]), torch.cat([values, torch.zeros_like(values[:1])]))
+
+
+def assert_plain_programs(found: AttentionIntervals, result: EffectiveAttention, *places: tuple[int, int, int]) -> None:
+    """The ends of these rows, and the order that is certain, are those of one linear program each."""
+    for layer, head, query in places:
+        row = literal_row(result, layer, head, query)
+        given = row.attention.numpy(), row.values.numpy()
+        lower, upper = reference.intervals(*given)
+        ends = found.sel(layer=layer, head=head, query=query)
+        torch.testing.assert_close(ends.lower[row.keys], torch.from_numpy(lower), atol=1e-7, rtol=0)
+        torch.testing.assert_close(ends.upper[row.keys], torch.from_numpy(upper), atol=1e-7, rtol=0)
+        expected = reference.certain_order(*given, top=5)
+        assert int(ends.certain_order) == expected and ends.strongest_is_certain is (expected > 0)

@@ -12,9 +12,8 @@ from identikit.attention.certainty import certainty
 from identikit.attention.sample import sample_rows
 from identikit.attention.token_types import TYPES, type_sums
 from identikit.models.taps.tap import RowMask
-from tests.attention.literal import literal_row
+from tests.attention.literal import assert_plain_programs, literal_row
 from tests.models import tiny
-from tests.reference import intervals as reference
 from tests.reference import roles
 
 SOURCE = "w5 w6 w7, w5 w9 w10 w11 w12 w13 w14 w15 w16 w17"
@@ -44,14 +43,7 @@ def test_effective_attention_is_that_of_least_norm(attention):
 
 def test_ends_are_those_of_linear_programs(attention):
     found = attention.intervals()
-    for layer, head, query in ((0, 0, 0), (1, 2, -1), (1, 3, 3)):
-        row = literal_row(attention, layer, head, query)
-        lower, upper = reference.intervals(row.attention.numpy(), row.values.numpy())
-        ends = found.sel(layer=layer, head=head, query=query)
-        torch.testing.assert_close(ends.lower, torch.from_numpy(lower), atol=1e-7, rtol=0)
-        torch.testing.assert_close(ends.upper, torch.from_numpy(upper), atol=1e-7, rtol=0)
-        order = reference.certain_order(row.attention.numpy(), row.values.numpy(), top=5)
-        assert int(ends.certain_order) == order
+    assert_plain_programs(found, attention, (0, 0, 0), (1, 2, -1), (1, 3, 3))
     edge = attention.intervals(layer=1, head=2, query="w9", key="w7")
     at = (1, 2, attention.tokens.index("w9"), attention.keys.index("w7"))
     assert float(edge.upper) == pytest.approx(float(found.upper[at])) and edge.raw.item() == pytest.approx(
@@ -87,11 +79,7 @@ def test_scores_of_heads_are_their_definitions(attention):
             maps = attention.array(name).numpy()
             expected = (maps * pattern)[:, :, rows].sum(-1).mean(-1)
             np.testing.assert_allclose(found.array(name)[at], expected, atol=1e-9)
-        ends = []
-        for query in np.flatnonzero(rows):
-            row = literal_row(attention, 1, 2, int(query))
-            weights, values = row.attention.numpy(), row.values.numpy()
-            ends.append([c @ reference.optimum(c * s, weights, values) for s in (1, -1) for c in (pattern[query],)])
+        ends = [literal_row(attention, 1, 2, int(query)).ends(pattern[query]) for query in np.flatnonzero(rows)]
         lower, upper = np.mean(ends, 0)
         assert float(found.lower[at, 1, 2]) == pytest.approx(lower, abs=1e-8)
         assert float(found.upper[at, 1, 2]) == pytest.approx(upper, abs=1e-8)

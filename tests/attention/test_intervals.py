@@ -8,10 +8,9 @@ from identikit.attention.quantities import key_groups
 from identikit.maths.polytope import rows as polytopes
 from identikit.maths.polytope.bounds import Wanted, proven_bounds
 from identikit.maths.polytope.cpu import propose, propose_plainly
-from tests.attention.literal import literal_row
+from tests.attention.literal import assert_plain_programs, literal_row
 from tests.attention.test_effective import LONG, TEXTS
 from tests.models import tiny
-from tests.reference import intervals as reference
 
 MODELS = ("bert", "llama", "mistral")  # bidirectional, causal, windowed
 
@@ -47,16 +46,12 @@ def test_every_edge_of_a_text_is_that_of_a_plain_linear_program(attention):
     assert found.method == "exact" and found.gap.max() < 1e-9
     assert (found.lower <= found.raw).all() and (found.raw <= found.upper).all()
     torch.testing.assert_close(found.certain_mass, found.lower.sum(-1))
-    for layer, head, query in ((0, 0, -1), (1, 2, -2), (2, 3, len(attention.tokens) // 2)):
-        row = literal_row(attention, layer, head, query)
-        lower, upper = reference.intervals(row.attention.numpy(), row.values.numpy())
+    places = (0, 0, -1), (1, 2, -2), (2, 3, len(attention.tokens) // 2)
+    assert_plain_programs(found, attention, *places)
+    for layer, head, query in places:
         ends = found.sel(layer=layer, head=head, query=query)
         edge = attention.intervals(layer=layer, head=head, query=query, key=2)
         torch.testing.assert_close(torch.stack([edge.lower, edge.upper]), torch.stack([ends.lower[2], ends.upper[2]]))
-        torch.testing.assert_close(ends.lower[row.keys], torch.from_numpy(lower), atol=1e-7, rtol=0)
-        torch.testing.assert_close(ends.upper[row.keys], torch.from_numpy(upper), atol=1e-7, rtol=0)
-        expected = reference.certain_order(row.attention.numpy(), row.values.numpy(), top=5)
-        assert int(ends.certain_order) == expected and ends.strongest_is_certain is (expected > 0)
 
 
 def test_certified_ends_contain_the_exact_ones_and_their_gap_is_true(attention):
@@ -85,8 +80,7 @@ def test_sums_with_weights_of_ones_own_are_those_of_a_linear_program(attention):
         for at, c in enumerate((shared, by_query[query], two)):
             c = c[row.keys].numpy()
             size = abs(c).max()
-            least = c @ reference.optimum(c, row.attention.numpy(), row.values.numpy())
-            most = c @ reference.optimum(-c, row.attention.numpy(), row.values.numpy())
+            least, most = row.ends(c)
             assert float(ends.lower[at]) == pytest.approx(least, abs=1e-7 * size)
             assert float(ends.upper[at]) == pytest.approx(most, abs=1e-7 * size)
             assert float(ends.raw[at]) == pytest.approx(c @ row.attention.numpy(), abs=1e-9 * size)

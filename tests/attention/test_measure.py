@@ -13,10 +13,11 @@ from identikit.attention.reading_result import AttentionMeasure
 from identikit.attention.readings import READINGS
 from identikit.attention.result import EffectiveAttention
 from identikit.maths import boxes
+from identikit.maths.chain import Chain, greatest_through_layers
 from identikit.maths.polytope.exact import extreme_rows
 from tests.attention.literal import literal_row
 from tests.models import tiny
-from tests.reference import chain, intervals, readings
+from tests.reference import chain, readings
 
 TEXT = "w5 w6 w7 w5 w6 w8 w9 w5 w6 w7 w10 w11"
 MODELS = ("bert", "llama", "gpt_oss")  # plain; causal, with shared values; learned sinks
@@ -265,19 +266,16 @@ def test_ends_and_order_of_a_row_are_those_of_linear_programs(name: str, reading
         row = literal_row(attention, layer, head, query)
         factor = torch.nan_to_num(found.raw[layer, head, query] / attention.raw[layer, head, query])[row.keys].numpy()
 
-        def most(c: np.ndarray, row=row) -> float:
-            return float(c @ intervals.optimum(-c, row.attention.numpy(), row.values.numpy()))
-
         unit = np.diag(factor)
         keys = row.keys.tolist()
-        ends = np.array([[-most(-c), most(c)] for c in unit])
+        ends = np.array([row.ends(c) for c in unit])
         np.testing.assert_allclose(found.lower[layer, head, query, keys], ends[:, 0], atol=1e-8)
         np.testing.assert_allclose(found.upper[layer, head, query, keys], ends[:, 1], atol=1e-8)
         strongest = np.argsort(-factor * row.attention.numpy(), kind="stable")
         count = 0
         for place in range(min(5, len(strongest))):
             rest = strongest[place + 1 :]
-            if any(most(unit[other] - unit[strongest[place]]) > 1e-9 * np.abs(factor).max() for other in rest):
+            if any(row.ends(unit[other] - unit[strongest[place]])[1] > 1e-9 * np.abs(factor).max() for other in rest):
                 break
             count += 1
         assert int(found.certain_order[layer, head, query]) == count
@@ -290,24 +288,17 @@ def test_ends_of_a_mean_are_means_of_linear_programs(name: str):
     layer, query = 1, 9
     rows = [literal_row(attention, layer, head, query) for head in range(attention.raw.shape[1])]
     keys = rows[0].keys.tolist()
-    for end, sign in ((found.lower, 1.0), (found.upper, -1.0)):
-        for at, key in enumerate(keys):
-            unit = sign * np.eye(len(keys))[at]
-            each = [intervals.optimum(unit, row.attention.numpy(), row.values.numpy())[at] for row in rows]
-            assert float(end[layer, query, key]) == pytest.approx(np.mean(each), abs=1e-8)
+    for unit, key in zip(np.eye(len(keys)), keys, strict=True):
+        least, most = np.mean([row.ends(unit) for row in rows], axis=0)
+        assert float(found.lower[layer, query, key]) == pytest.approx(least, abs=1e-8)
+        assert float(found.upper[layer, query, key]) == pytest.approx(most, abs=1e-8)
 
 
 def test_the_order_through_layers_is_that_of_all_differences():
     """One chain for each pair of sources, from their difference, without asking the ends first."""
-    from identikit.attention.effective import captured_attention
-    from identikit.attention.layer import EffectiveOptions
-    from identikit.maths.chain import Chain, greatest_through_layers
-    from identikit.models.reading import readings as read
-
-    (reading,) = read(model_of("llama"), TEXT, layers=(0, 1, 2))
-    layers = captured_attention(reading, EffectiveOptions(), layers=(0, 1, 2), heads=range(4)).captured().layers
-    n = len(reading.tokens)
-    rows = [layer.rows(list(product(range(4), range(n)))) for layer in layers]
+    attention = attention_of("llama")
+    n = len(attention.tokens)
+    rows = [layer.rows(list(product(range(4), range(n)))) for layer in attention.captured().layers]
     pairs = [(first, second) for first in range(n) for second in range(n) if first != second]
     unit = torch.eye(n, dtype=torch.float64)
     starts = torch.stack([unit[second] - unit[first] for first, second in pairs])

@@ -18,7 +18,6 @@ MODELS = ("bert", "llama", "gpt_oss", "gemma2")  # plain; causal, with shared va
 ELSEWHERE = {
     "simplex": "needs every support of a row: tests/maths/polytope/test_least_norm.py",
     "reachable_dim": "needs queries and keys, and autograd: test_reachable.py",
-    "nearly_reachable_dim": "the same with a coarser cutoff, checked on a real model: test_reachable.py",
     "reachable_condition": "needs queries and keys, and autograd: test_reachable.py",
     "rank_is_sure": "compares two precisions, not numbers with a definition: test_half_precision.py",
     **dict.fromkeys(("q", "k", "v", "z", "hidden"), "are what the tap saw, or its product: test_run_with.py"),

@@ -12,9 +12,8 @@ import identikit as ik
 from identikit import plots
 from identikit.attention.result import EffectiveAttention
 from identikit.results.pictures import pictures
-from tests.attention.literal import literal_row
+from tests.attention.literal import assert_plain_programs, literal_row
 from tests.models import pictured, tiny
-from tests.reference import intervals as reference
 
 ROW = {"layer": 1, "head": 2, "query": -1}
 
@@ -34,14 +33,11 @@ def tiled() -> EffectiveAttention:
 @pytest.mark.parametrize("name", ["llava", "gemma3"])
 def test_the_ends_are_those_of_a_linear_program(name: str):
     found = ik.effective_attention(pictured.shared(name), (pictured.picture(), pictured.QUESTION))
-    row = literal_row(found, 1, 2, len(found.tokens) - 1)
-    lower, upper = reference.intervals(row.attention.numpy(), row.values.numpy())
+    assert_plain_programs(found.intervals(), found, (1, 2, -1))
+    row = literal_row(found, 1, 2, -1)
     ends = found.intervals(**ROW)
-    torch.testing.assert_close(ends.lower[row.keys], torch.from_numpy(lower), atol=1e-7, rtol=0)
-    torch.testing.assert_close(ends.upper[row.keys], torch.from_numpy(upper), atol=1e-7, rtol=0)
     of_image = np.array([found.tokens[key].startswith("<image ") for key in row.keys.tolist()], dtype=float)
-    least = of_image @ reference.optimum(of_image, row.attention.numpy(), row.values.numpy())
-    most = of_image @ reference.optimum(-of_image, row.attention.numpy(), row.values.numpy())
+    least, most = row.ends(of_image)
     together = found.intervals(**ROW, groups="images")
     for made in ((ends.image_lower, ends.image_upper), (together.lower[0], together.upper[0])):
         assert abs(float(made[0]) - least) < 1e-7 and abs(float(made[1]) - most) < 1e-7

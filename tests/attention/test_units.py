@@ -14,8 +14,8 @@ import identikit as ik
 from identikit.maths.effective import attention_heads, row_ranks
 from identikit.maths.linalg import UNEVEN, column_scales
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import Rows, rows_of
-from tests.maths.polytope.cases import every_key
+from identikit.maths.polytope.rows import Rows
+from tests.maths.polytope.cases import every_key, rows_of
 from tests.models import tiny
 from tests.reference import intervals as reference
 

@@ -50,7 +50,6 @@ def assert_definition(queries: Tensor, keys: Tensor, values: Tensor, mask: Tenso
             assert found.dim[head, row] <= reference.polytope_dim(T) <= reference.null_dim(T)
             expected = reference.condition(score, query, T)
             assert float(found.condition[head, row]) == pytest.approx(expected, rel=1e-6, nan_ok=True)
-            assert found.dim[head, row] <= found.nearly_dim[head, row] <= K.shape[1]
     return found
 
 
@@ -142,13 +141,13 @@ def test_rounding_of_keys_and_values_adds_no_rank(first, size):
     assert not (reachable(attention, keys[:, None], values, eps=EPS).dim == 4).any()  # rounding taken for real
 
 
-def test_directions_that_hardly_move_the_output_are_counted_apart():
+def test_directions_that_hardly_move_the_output_count_and_show_in_the_condition():
     n = 20
     d = 4
     keys = drawn(1, n, d, seed=1)
     values = drawn(1, n, d, seed=2) * torch.tensor([1.0, 1.0, 1e-5, 1e-5], dtype=torch.float64)
     found = reachable(drawn(1, 3, n, seed=3).softmax(-1), keys[:, None], values, eps=EPS)
-    assert found.dim.unique().tolist() == [0] and found.nearly_dim.unique().tolist() == [2]
+    assert found.dim.unique().tolist() == [0]
     assert (found.condition > 1e4).all()
 
 

@@ -8,7 +8,11 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from tests.reference.effective import effective_attention
+from tests.reference.effective import joint_null_dim as stacked_null_dim
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -27,13 +31,7 @@ def visible(A: Array, V: Array, H: Array, mask: Mask) -> Mask:
 
 def effective(A: Array, V: Array, H: Array, mask: Mask) -> Array:
     """A⊥ = A − Proj_LN(T) A (Eq. 9), over the keys that a row sees."""
-    found = np.zeros_like(A)
-    for head, query in np.ndindex(A.shape[:2]):
-        keys = mask[query]
-        basis = _null_space(V[head, keys] @ H[head])
-        row = A[head, query, keys]
-        found[head, query, keys] = row - basis @ (basis.T @ row)
-    return found
+    return effective_attention(*_tensors(A, V, H, mask))[0].numpy()
 
 
 def null(A: Array, V: Array, H: Array, mask: Mask) -> Array:
@@ -43,7 +41,7 @@ def null(A: Array, V: Array, H: Array, mask: Mask) -> Array:
 
 def rank(A: Array, V: Array, H: Array, mask: Mask) -> Array:
     """The rank of T = VH over the keys that a row sees."""
-    return _of_rows(A, mask, lambda head, query, keys: _rank(V[head, keys] @ H[head]))
+    return effective_attention(*_tensors(A, V, H, mask))[1].numpy()
 
 
 def null_dim(A: Array, V: Array, H: Array, mask: Mask) -> Array:
@@ -65,11 +63,8 @@ def polytope_dim(A: Array, V: Array, H: Array, mask: Mask) -> Array:
 
 def joint_null_dim(A: Array, V: Array, H: Array, mask: Mask) -> Array:
     """The number of independent (x_1, …, x_h) with Σ_h x_h V_h H_h = 0, by query."""
-    dims = []
-    for keys in mask:
-        stacked = np.concatenate([V[head, keys] @ H[head] for head in range(len(A))])
-        dims.append(len(stacked) - _rank(stacked))
-    return np.array(dims)
+    _, *others = _tensors(A, V, H, mask)
+    return stacked_null_dim(*others).numpy()
 
 
 def entropy(A: Array, V: Array, H: Array, mask: Mask) -> Array:
@@ -116,10 +111,8 @@ def _of_rows(A: Array, mask: Mask, of_row: Callable[[int, int, Mask], float]) ->
     return np.array([[of_row(head, query, mask[query]) for query in range(queries)] for head in range(heads)])
 
 
-def _null_space(T: Array) -> Array:
-    """Orthonormal columns that span LN(T) (Eq. 4)."""
-    left, _, _ = np.linalg.svd(T, full_matrices=True)
-    return left[:, _rank(T) :]
+def _tensors(*arrays: NDArray) -> tuple[torch.Tensor, ...]:
+    return tuple(map(torch.tensor, arrays))
 
 
 def _rank(T: Array) -> int:

@@ -1,7 +1,6 @@
 """Whether measures of attention rank sources alike, and how much of each ranking the outputs determine."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -10,7 +9,6 @@ import torch
 
 from identikit.attention.effective import captured_attention
 from identikit.attention.intervals import Bounding
-from identikit.attention.layer import EffectiveOptions
 from identikit.attention.measure import MeasuredText
 from identikit.attention.reading_result import Agreement, AttentionMeasure
 from identikit.attention.readings import READINGS
@@ -57,18 +55,15 @@ def agreement(
     - `seconds`: stop bounding after this time, for all texts together; a text in which a measure was not bounded in
       time does not count for what is `determined` of it. Correlations need no bounds, and functions are not stopped
     """
-    started = time.monotonic()
-    bounding = Bounding.checked("exact", 0.0, seconds)
+    bounding = Bounding.checked(math.inf if seconds is None else seconds)
     progress = function("progress", progress)
     named = named_measures(measures, tuple(READINGS))
     model = checked_model(model)
     read = readings(model, texts, layers=model.attention_layers, truncate=truncate)
     parts = []
     for place, reading in enumerate(read):
-        heads = range(model.n_heads)
-        attention = captured_attention(reading, EffectiveOptions(), layers=model.attention_layers, heads=heads)
-        limit = bounding.shared(started, len(read) - place).seconds
-        text = MeasuredText(attention.captured(), target, math.inf if limit is None else time.monotonic() + limit)
+        captured = captured_attention(reading).captured()
+        text = MeasuredText(captured, target, bounding.shared(len(read) - place).until)
         rankings = []
         for name, given in named.items():
             if isinstance(given, str):

@@ -138,12 +138,11 @@ class AttentionJob:
         """Return what is read from each text."""
         options = self.options
         layers = model.attention_layers
-        heads = tuple(range(model.n_heads))
         texts = readings(model, task, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
         tokens = torch.tensor([len(text.tokens) for text in texts])
         rows: list[dict[str, Tensor]] = []
         for text, done in zip(texts, tokens.cumsum(0).tolist(), strict=True):
-            numbers = self._read(attend(text, options, layers=layers, heads=heads))
+            numbers = self._read(attend(text, options))
             rows.append({name: part.cpu() for name, part in numbers.items()})
             told(self.what, done, int(tokens.sum()))
         gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if name not in _SUMMED}
@@ -185,15 +184,13 @@ def attention_tables(
 def _write_proofs(model: Model, texts: list[Text], run: Run, options: AttentionOptions) -> None:
     """Write a proof for each text that has none yet; `identikit verify` checks them."""
     layers = model.attention_layers
-    heads = tuple(range(model.n_heads))
     for number, text in enumerate(texts):
         name = PROOF.format(number)
         if not run.store.has(name):
             (reading,) = readings(
                 model, [text], layers=layers, truncate=options.truncate, max_tokens=options.max_tokens
             )
-            attention = attend(reading, options, layers=layers, heads=heads)
-            run.store.write(name, _rows_proof(attention, options.proofs, options.seed))
+            run.store.write(name, _rows_proof(attend(reading, options), options.proofs, options.seed))
 
 
 def _rows_proof(attention: EffectiveAttention, rows: int, seed: int) -> bytes:

@@ -4,13 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from identikit.attention.captured import Captured
-from identikit.attention.layer import EffectiveOptions, Layer
+from identikit.attention.layer import USUAL, EffectiveOptions, Layer
 from identikit.attention.precision import computed_in, warn_of
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import float_dtype, function
+from identikit.checks import function
 from identikit.errors import InputError
 from identikit.models.decoder import looking
 from identikit.models.model import Model
@@ -37,7 +35,6 @@ def effective_attention(
     bias: bool = True,
     mass: bool = False,
     tolerance: float = 0.0,
-    dtype: torch.dtype = torch.float64,
     truncate: bool = False,
     max_tokens: int | None = None,
     progress: Watched = None,
@@ -57,10 +54,9 @@ def effective_attention(
       letter
     - `mass`: keep the sum of every row (null space LN([T, 1]))
     - `tolerance`: also take singular values below this share of the largest as null
-    - `dtype`: of the factors that are kept; they are solved for in float64
     - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
     """
-    options = EffectiveOptions(bias, mass, tolerance, float_dtype("dtype", dtype, ("float64", "float32")))
+    options = EffectiveOptions(bias, mass, tolerance)
     progress = function("progress", progress)
     several = is_several(text)
     model, text = looking(model, text, attention, target, generate, truncate=truncate, max_tokens=max_tokens)
@@ -74,9 +70,13 @@ def effective_attention(
 
 
 def attend(
-    reading: Reading, options: EffectiveOptions, *, layers: Sequence[int], heads: Sequence[int]
+    reading: Reading,
+    options: EffectiveOptions = USUAL,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
 ) -> EffectiveAttention:
-    """Compute the effective attention of a text that was read, and warn where it cannot be trusted."""
+    """Compute the effective attention of a text that was read, as `captured_attention` does; warn of what is wrong."""
     result = captured_attention(reading, options, layers=layers, heads=heads)
     warn_of(result.captured().layers, tolerance=options.tolerance, stacklevel=3)
     return result
@@ -101,9 +101,18 @@ def attend_while(
 
 
 def captured_attention(
-    reading: Reading, options: EffectiveOptions, *, layers: Sequence[int], heads: Sequence[int]
+    reading: Reading,
+    options: EffectiveOptions = USUAL,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
 ) -> EffectiveAttention:
-    """Return the attention of a text that was read; nothing is solved before it is asked for."""
+    """Return the attention of a text that was read, of all layers that were read and all heads unless some are named.
+
+    Nothing is solved before it is asked for.
+    """
+    layers = tuple(reading.calls) if layers is None else layers
+    heads = tuple(range(reading.model.n_heads)) if heads is None else heads
     return _captured(reading, options, {at: Layer.of(reading, at, heads, options) for at in layers}, heads)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from identikit.attention.effective import attend
-from identikit.attention.layer import EffectiveOptions
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import is_collection, is_unicode, real_number, shortened
 from identikit.errors import InputError
@@ -23,7 +22,7 @@ from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import TokenBatch
 
 _NEEDS_MODEL = frozenset(["hidden"])
-_NEEDS_KEYS = frozenset(["reachable_dim", "nearly_reachable_dim", "reachable_condition", "q", "k"])
+_NEEDS_KEYS = frozenset(["reachable_dim", "reachable_condition", "q", "k"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,14 +111,13 @@ def attention_from(
     """
     value = _tensor("values", values, "head, key, d_v")
     layers, shared, n, d_value = value.shape
-    call = _Call(value, *_scores(value, weights, queries, keys, scaling))
-    heads = call.query.shape[1]
-    rows = call.query.shape[2]
+    query, key, given, scale = _scores(value, weights, queries, keys, scaling)
+    heads, rows = query.shape[1:3]
     side = None if source is None and rows == n else "cross"
     if heads % shared:
         raise InputError(f"attention_from: {heads} heads cannot share the values of {shared}. Pass values per head.")
     seen = _mask(mask, (layers, rows, n), value.device)
-    _check_weights(call.given, seen, explicit=mask is not None or side is not None)
+    _check_weights(given, seen, explicit=mask is not None or side is not None)
     projection = torch.eye(d_value, dtype=value.dtype, device=value.device).expand(layers, heads, d_value, d_value)
     if output_projection is not None:
         projection = _tensor("output_projection", output_projection, "head, d_v, d")
@@ -129,35 +127,22 @@ def attention_from(
         texts = replace(texts, source=_batch("source", source, n))
     if not is_unicode(name) or not name.strip():
         raise InputError(f"attention_from: name={shortened(name)} cannot be used: expected what the model is called.")
-    calls = {at: call.of(at, seen) for at in range(layers)}
+    calls = {}
+    for at in range(layers):
+        one = slice(at, at + 1)
+        mask_of = None if seen is None else seen[one, None]
+        given_of = None if given is None else given[one]
+        calls[at] = AttentionCall(at, query[one], key[one], value[one], scale, mask_of, given=given_of)
     if output is not None:
         _check_output(_tensor("output", output, "head, query, d_v"), calls)
     causal = side is None and seen is not None and not bool(seen.triu(1).any())
-    model = TensorModel(name, _digest(call, seen, projection), value, projection, causal, side)
+    model = TensorModel(name, _digest(value, query, key, given, seen, projection), value, projection, causal, side)
     visible = {at: visible_keys(each) for at, each in calls.items()}
     reading = Reading(cast("Model", model), texts, list(texts.tokens[0]), calls, visible, None)  # pyright: ignore
-    result = attend(reading, EffectiveOptions(), layers=model.attention_layers, heads=tuple(range(heads)))
-    unknown = _NEEDS_MODEL if call.given is None else _NEEDS_MODEL | _NEEDS_KEYS
+    result = attend(reading)
+    unknown = _NEEDS_MODEL if given is None else _NEEDS_MODEL | _NEEDS_KEYS
     known = {name: each for name, each in EffectiveAttention.measures.items() if name not in unknown}
     return replace(result, source=replace(result.captured(), measures=known))
-
-
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """Values of all layers, and what gives their weights: queries and keys, or `given`, where these are 0."""
-
-    value: Float[Tensor, "layer kv_head key d_v"]
-    query: Float[Tensor, "layer head query d_k"]
-    key: Float[Tensor, "layer kv_head key d_k"]
-    given: Float[Tensor, "layer head query key"] | None
-    scaling: float
-
-    def of(self, layer: int, seen: Bool[Tensor, "layer query key"] | None) -> AttentionCall:
-        """Return one layer as a model's would be."""
-        one = slice(layer, layer + 1)
-        mask = None if seen is None else seen[one, None]
-        given = None if self.given is None else self.given[one]
-        return AttentionCall(layer, self.query[one], self.key[one], self.value[one], self.scaling, mask, given=given)
 
 
 def _scores(
@@ -273,10 +258,10 @@ def _batch(argument: str, tokens: object, n: int) -> TokenBatch:
     return TokenBatch(None, alone, ~alone, None, (tuple(cast("list[str]", named)),), (words,), (0,))
 
 
-def _digest(call: _Call, seen: Tensor | None, projection: Tensor) -> str:
+def _digest(*tensors: Tensor | None) -> str:
     """Return a SHA-256 of everything that was given."""
     digest = hashlib.sha256()
-    for tensor in (call.value, call.query, call.key, call.given, seen, projection):
+    for tensor in tensors:
         if tensor is not None:
             digest.update(repr((tensor.shape, tensor.dtype)).encode())
             digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())

@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from identikit.attention.captured import Captured, Place
 from identikit.attention.effective import captured_attention
 from identikit.attention.interval_result import AttentionIntervals
-from identikit.attention.layer import EffectiveOptions
 from identikit.attention.proofs import Provable, edge_claims
 from identikit.attention.quantities import TOP, asked_of, membership
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, known, real_number
 from identikit.errors import InputError
 from identikit.maths.polytope.ascent import certified_bounds
-from identikit.maths.polytope.bounds import Bounds, Wanted, ordered, unbounded
+from identikit.maths.polytope.bounds import Bounds, Wanted, unbounded
 from identikit.maths.polytope.exact import FIRST, compile_solver, exact_bounds, paced
 from identikit.maths.polytope.rows import Rows
 from identikit.models.model import Model, checked_model
@@ -33,27 +32,29 @@ from identikit.texts.text import is_several
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
 _TIMED = 31  # rows that say how long all will take: the first can wait for other work on the machine
-_AT_ONCE = 1e-9  # seconds that are as good as none
 _ROWS = ("layer", "head", "query")
 
 
 @dataclass(frozen=True)
 class Bounding:
-    """How intervals are found; see `attention_intervals`."""
+    """How intervals are found; see `attention_intervals`.
+
+    Bounding stops at `until`, on the monotonic clock. None: it does not, and is refused where it would take long.
+    """
 
     method: str = "exact"
     epsilon: float = 0.0
-    seconds: float | None = None
+    until: float | None = None
 
     @classmethod
-    def checked(cls, method: str, epsilon: float, seconds: float | int | None) -> "Bounding":
-        """Return how intervals are to be found, or say what cannot be used.
+    def checked(cls, seconds: float | int | None, method: str = "exact", epsilon: float = 0.0) -> "Bounding":
+        """Return how intervals are to be found, for so many seconds from now, or say what cannot be used.
 
         By itself, "auto" is exact, unless the output may move: then the set is not a polytope.
         """
         known("method", method, ("auto", "exact", "certified"))
         epsilon = real_number("epsilon", epsilon, least=0, below=1)
-        limit = None if seconds is None else real_number("seconds", seconds, above=0, most=math.inf)
+        limit = checked_seconds(seconds)
         if epsilon and method == "exact":
             raise InputError(
                 "method='exact' cannot be used with epsilon=: where the output may move, ends are certified, with a "
@@ -61,16 +62,22 @@ class Bounding:
             )
         if method == "auto":
             method = "certified" if epsilon else "exact"
-        return cls(method, epsilon, limit)
+        return cls(method, epsilon, None if limit is None else time.monotonic() + limit)
 
-    def shared(self, started: float, texts: int) -> "Bounding":
+    def shared(self, texts: int) -> "Bounding":
         """Return it with a text's share of the time that is left of the limit; the next so many texts share it."""
-        if self.seconds is None:
+        if self.until is None:
             return self
-        return replace(self, seconds=max((started + self.seconds - time.monotonic()) / texts, _AT_ONCE))
+        now = time.monotonic()
+        return replace(self, until=now + (self.until - now) / texts)
 
 
-EXACTLY = Bounding(seconds=math.inf)
+def checked_seconds(seconds: float | int | None) -> float | None:
+    """Return a limit of time in seconds; None: there is none."""
+    return None if seconds is None else real_number("seconds", seconds, above=0, most=math.inf)
+
+
+EXACTLY = Bounding(until=math.inf)
 """Without a limit, where the caller has chosen how many rows."""
 
 
@@ -110,8 +117,7 @@ def attention_intervals(
     - `seconds`: stop after this time, from the start of the call and for all texts together: what is not done keeps the
       bounds 0 and 1 and a `gap` of NaN. Without it, a request that would take more than ten minutes is refused
     """
-    started = time.monotonic()
-    bounding = Bounding.checked(method, epsilon, seconds)
+    bounding = Bounding.checked(seconds, method, epsilon)
     progress = function("progress", progress)
     model = checked_model(model)
     layers = model.attending(layer)
@@ -119,9 +125,9 @@ def attention_intervals(
     results = []
     texts = readings(model, text, layers=layers, truncate=truncate)
     for reading in texts:
-        captured = captured_attention(reading, EffectiveOptions(), layers=layers, heads=heads)
+        captured = captured_attention(reading, layers=layers, heads=heads)
         selected = captured.sel(layer=layer, head=head, query=query)
-        limited = bounding.shared(started, len(texts) - len(results))
+        limited = bounding.shared(len(texts) - len(results))
         results.append(
             intervals_of(selected, key=key, groups=groups, weights=weights, bounding=limited, progress=progress)
         )
@@ -145,7 +151,6 @@ def intervals_of(
     axes = (*(attention.axis(name) for name in _ROWS), last)
     layers, heads, queries = (axis.places for axis in axes[:3])
     places = [(layer, head, query) for layer in layers for head in heads for query in queries]
-    started = time.monotonic()
     images = _of_images(attention) if wanted.top else None
     asked = wanted if images is None else wanted._replace(objectives=images)
     rows, bounds = bounds_of(captured, places, asked, bounding=bounding, progress=progress)
@@ -154,24 +159,23 @@ def intervals_of(
     arrays = {"raw": raw, "lower": bounds.lower, "upper": bounds.upper, "gap": bounds.gap}
     rounding = _rounding(captured)
     if rounding and not bounding.epsilon:
-        left = bounding.shared(started, 1).seconds
-        room = Bounding("certified", rounding, math.inf if left is None else left)
+        room = Bounding("certified", rounding, math.inf if bounding.until is None else bounding.until)
         _, wide = bounds_of(captured, places, wanted, bounding=room, progress=progress)
         arrays |= {"rounded_lower": wide.lower, "rounded_upper": wide.upper}
     arrays = {name: array[:, list(last.places)] for name, array in arrays.items()}
-    dims = dict.fromkeys(arrays, (*_ROWS, last.name))
     if wanted.top:
         arrays |= {"certain_mass": bounds.lower[:, :n].sum(-1), "certain_order": bounds.order}
-        dims |= dict.fromkeys(("certain_mass", "certain_order"), _ROWS)
     if images is not None:
         arrays |= {"image_raw": own @ images[0].to(own)}
         arrays |= {"image_lower": bounds.lower[:, n], "image_upper": bounds.upper[:, n]}
-        dims |= dict.fromkeys(("image_raw", "image_lower", "image_upper"), _ROWS)
+    dims = {name: (*_ROWS, last.name)[: 2 + array.ndim] for name, array in arrays.items()}
     shape = [len(axis) for axis in axes[:3]]
     whole = {name: array.unflatten(0, shape) for name, array in arrays.items()}
     held = Provable(whole, dims, edge_claims(captured, places, wanted, bounding.epsilon))
-    about = {"method": bounding.method, "epsilon": bounding.epsilon, "rounding": rounding}
-    about |= {
+    about = {
+        "method": bounding.method,
+        "epsilon": bounding.epsilon,
+        "rounding": rounding,
         "row_residual": captured.uncaught(places, rows),
         "unresolved": int((rows.free & ~rows.resolved[rows.group]).sum()),
     }
@@ -200,9 +204,13 @@ def bounds_of(
     Returns the rows, with a learned sink as their last key, and the bounds of what is wanted of the text's tokens: of
     all keys, if any, then of objectives.
     """
-    if bounding.seconds != math.inf:
-        compile_solver(captured.layers[0].heads.device)  # that does not count
+    limit = math.inf if bounding.until is None else bounding.until
     started = time.monotonic()
+    if bounding.until != math.inf:
+        compile_solver(captured.layers[0].heads.device)
+        compiling = time.monotonic() - started  # that does not count
+        started += compiling
+        limit += compiling
     rows = captured.rows(places, moving=bounding.epsilon > 0)
     n = len(captured.reading.keys)
     if bounding.epsilon:
@@ -210,20 +218,21 @@ def bounds_of(
     sink = rows.attention.shape[1] - n  # one more key, which is not an edge
     keys = None if wanted.keys is None else F.pad(wanted.keys, (0, sink))
     objectives = None if wanted.objectives is None else F.pad(wanted.objectives, (0, sink))
-    limit = math.inf if bounding.seconds is None else started + bounding.seconds
     asked = Wanted(keys, objectives, wanted.top, min(limit, wanted.until))
     bounds = unbounded(rows, asked)
     free = rows.free.nonzero()[:, 0]
     done = 0
+    exact = bounding.method == "exact"
     for some in paced(free, limit, first=FIRST[free.device.type]):
-        solved = _solved(rows.some(some), asked.of_rows(some), bounding, limit)
+        part = rows.some(some), asked.of_rows(some)
+        solved = exact_bounds(*part) if exact else certified_bounds(*part, epsilon=bounding.epsilon)
         for every, part in zip(bounds, solved, strict=True):
             every[some] = part.to(every)
         done += len(some)
         now = time.monotonic()
         expected = (now - started) / done * len(free)
         timed = done >= _TIMED or now - started > LONGEST_SECONDS / 20
-        if bounding.seconds is None and timed and expected > LONGEST_SECONDS:
+        if bounding.until is None and timed and expected > LONGEST_SECONDS:
             raise InputError(
                 f"Intervals of {len(free):,} rows of {n} tokens would take about {expected / 60:.0f} minutes. Select "
                 "some rows (layer=, head=, query=), or set a limit with seconds=."
@@ -236,30 +245,6 @@ def bounds_of(
         bounds = Bounds(bounds.lower[:, kept], bounds.upper[:, kept], bounds.gap[:, kept], bounds.order)
     bounds.lower.masked_fill_(bounds.lower == 0, 0.0)  # -0.0 is 0
     return rows, bounds._replace(order=bounds.order.minimum(rows.visible[:, :n].sum(-1)).clamp(max=TOP))
-
-
-def _solved(rows: Rows, wanted: Wanted, bounding: Bounding, limit: float) -> Bounds:
-    """Bound these rows as was chosen; certified ends stop at the limit of the monotonic clock."""
-    if bounding.method == "exact":
-        return exact_bounds(rows, wanted)
-    if wanted.objectives is not None and wanted.objectives.ndim == 3 and len(wanted.objectives) > 1:
-        every = torch.arange(len(rows.group), device=rows.group.device)  # certified ends are of shared objectives
-        parts = [_solved(rows.some(row), wanted.of_rows(row), bounding, limit) for row in every.split(1)]
-        return Bounds(*(torch.cat(part) for part in zip(*parts, strict=True)))
-    bounds = unbounded(rows, wanted)
-    columns = torch.arange(bounds.lower.shape[1], device=rows.group.device)
-    if wanted.keys is not None:
-        n = len(wanted.keys)
-        columns = columns[(columns >= n) | wanted.keys.to(columns.device)[columns.clamp(max=n - 1)]]
-    objectives = wanted.all_objectives(rows)[0, columns]
-    certified = certified_bounds(rows, objectives, epsilon=bounding.epsilon, deadline=lambda: time.monotonic() > limit)
-    for every, part in zip(bounds[:3], certified[:3], strict=True):
-        every[:, columns] = part
-    if wanted.keys is not None and wanted.top:
-        n = int(wanted.keys.sum())  # all tokens; a learned sink is the last key
-        tokens = rows._replace(attention=rows.attention[:, :n], visible=rows.visible[:, :n])
-        bounds = bounds._replace(order=ordered(tokens, bounds.columns(slice(n)), wanted.top).order)
-    return bounds
 
 
 def _rounding(captured: Captured) -> float:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from identikit.attention.precision import Recomputed, check_range, coarser_unit, recomputed
-from identikit.checks import flag, float_dtype, real_number
+from identikit.checks import flag, real_number
 from identikit.maths import effective as maths
 from identikit.maths import linalg, measures, reachable
 from identikit.maths.joint import joint_null_dim
@@ -34,14 +34,14 @@ class EffectiveOptions:
     bias: bool = True
     mass: bool = False
     tolerance: float = 0.0
-    dtype: torch.dtype = torch.float64
 
     def __post_init__(self) -> None:
         flag("bias", self.bias)
         flag("mass", self.mass)
         real_number("tolerance", self.tolerance, least=0, below=1)
-        float_dtype("dtype", self.dtype, ("float64", "float32"))
 
+
+USUAL = EffectiveOptions()
 
 HeadPlace = tuple[int, int]
 """A row of a layer: places of its head and query."""
@@ -150,8 +150,7 @@ class Layer:
     @cached_property
     def factors(self) -> maths.Factors:
         """Effective attention in factors, with the rank of each row."""
-        options = self.options
-        return maths.effective_factors(self.solved_from, tolerance=options.tolerance, dtype=options.dtype)
+        return maths.effective_factors(self.solved_from, tolerance=self.options.tolerance)
 
     def effective(self, heads: Tensor, queries: Tensor, keys: Tensor | slice) -> Float[Tensor, "head_ query_ key_"]:
         """Return effective attention of chosen heads, queries and keys."""
@@ -171,8 +170,7 @@ class Layer:
     @cached_property
     def _missing(self) -> Float[Tensor, "head query d_v"]:
         """A⊥V − O of each head."""
-        values = _values(self.call, self.heads)
-        return maths.missing_output(self.factors, values, self.made.output, bias=self.bias, mass=self.made.mass)
+        return maths.missing_output(self.factors, self.plain)
 
     @cached_property
     def residual(self) -> Float[Tensor, "head"]:

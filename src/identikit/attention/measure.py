@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from identikit.attention.captured import Captured
 from identikit.attention.effective import captured_attention, recaptured
 from identikit.attention.intervals import Bounding, bounds_of
-from identikit.attention.layer import EffectiveOptions, Layer
+from identikit.attention.layer import USUAL, Layer
 from identikit.attention.proofs import Claims, Provable, chain_claims, reading_claims
 from identikit.attention.quantities import TOP, edges_wanted
 from identikit.attention.reading_result import AttentionMeasure
@@ -27,7 +27,7 @@ from identikit.errors import InputError
 from identikit.maths.boxes import CORNERS
 from identikit.maths.chain import Chain, greatest_over_boxes, greatest_through_layers, shares_of, through_layers
 from identikit.maths.measures import certain_order
-from identikit.maths.polytope.exact import greatest, paced
+from identikit.maths.polytope.exact import apart, paced
 from identikit.maths.polytope.rows import Rows
 from identikit.models.decoder import inputs_of
 from identikit.models.model import Model, checked_model
@@ -85,9 +85,8 @@ def attention_measure(
     if target is not None and not kind.needs_target:
         raise InputError(f"target= cannot be used with {name!r}, which needs none. Leave it out.")
     progress = function("progress", progress)
-    limit = Bounding.checked("exact", 0.0, seconds).seconds
-    until = None if limit is None else time.monotonic() + limit
-    order_seconds = math.inf if limit is None else limit
+    until = Bounding.checked(seconds).until
+    order_seconds = math.inf if seconds is None else float(seconds)
     if isinstance(model, EffectiveAttention):
         captured = recaptured(model, "attention_measure", {"text": text, "layers": layers, "heads": heads})
         _check_whole(kind, captured)
@@ -104,7 +103,7 @@ def attention_measure(
     read = model.attending(list(range(max(shown) + 1))) if kind.through else shown
     wanted = model.attention_layers if kind.needs == "direction" else read
     (reading,) = readings(model, text, layers=wanted, truncate=truncate)
-    attention = captured_attention(reading, EffectiveOptions(), layers=read, heads=which)
+    attention = captured_attention(reading, layers=read, heads=which)
     return MeasuredText(attention.captured(), target, until, progress, order_seconds).measure(kind, shown)
 
 
@@ -224,7 +223,7 @@ class MeasuredText:
             kind.check_aim(self.aim)
             assert self.aim.token is not None
             heads = range(reading.model.n_heads)
-            every = [Layer.of(reading, layer, heads, EffectiveOptions()) for layer in sorted(reading.calls)]
+            every = [Layer.of(reading, layer, heads, USUAL) for layer in sorted(reading.calls)]
             direction = logit_directions(self._run, every, self.aim.token)
             return [MeasuredLayer(layer, direction=direction) for layer in layers]
         if kind.needs == "stream":
@@ -237,8 +236,7 @@ class MeasuredText:
         n = len(self.captured.reading.keys)
         shape = (len(self.captured.layers), len(self.captured.layers[0].heads), len(self.captured.reading.tokens), n)
         places = list(product(range(shape[0]), range(shape[1]), range(shape[2])))
-        left = None if self.until is None else max(self.until - time.monotonic(), 1e-9)
-        bounding = Bounding("exact", 0.0, left)
+        bounding = Bounding(until=self.until)
         rows, bounds = bounds_of(
             self.captured, places, edges_wanted(n, top=0), bounding=bounding, progress=self.progress
         )
@@ -326,7 +324,7 @@ class MeasuredText:
         wanted[places] = asked[places]
         flat = [part.reshape(-1, shape[-1]) for part in (numbers.raw, numbers.lower, numbers.upper, wanted)]
         timely = None if compare is None else partial(compare, until)
-        order = certain_order(flat[0], (flat[1], flat[2]), flat[3], timely, TOP)
+        order = certain_order(flat[0], (flat[1], flat[2]), flat[3], timely, TOP, scale=flat[0].abs().amax(-1))
         return dict(zip(_ORDER, (part.reshape(shape[:-1])[places] for part in order), strict=True))
 
 
@@ -345,32 +343,18 @@ def _compare_edges(
     """Solve one program per pair and row; where rows are means over heads, one per head."""
     ahead = factor.new_full(row.shape, torch.nan, device="cpu")
     gap = ahead.clone()
-    heads = factor.shape[1] if mean else 1
-    for some in paced(torch.arange(len(row)), until, most=_NUMBERS // (factor.shape[-1] * heads) + 1):
-        ahead[some], gap[some] = _edges_apart(rows, factor, mean, row[some], first[some], second[some])
+    heads, n, keys = factor.shape[1:]
+    scales = factor.flatten(0, 2)
+    for some in paced(torch.arange(len(row)), until, most=_NUMBERS // (keys * (heads if mean else 1)) + 1):
+        place = row[some][None]
+        if mean:  # rows of a head stand together
+            place = place // n * heads * n + torch.arange(heads)[:, None] * n + place % n
+        pair = some.repeat(len(place))
+        chosen = place.flatten().to(factor.device)
+        sources = first[pair].to(factor.device), second[pair].to(factor.device)
+        found = apart(rows, chosen, *sources, scales=scales[chosen])
+        ahead[some], gap[some] = (part.reshape(place.shape).mean(0).cpu() for part in found)
     return ahead, gap
-
-
-def _edges_apart(
-    rows: Rows, factor: Float[Tensor, "layer head query key"], mean: bool, row: Tensor, first: Tensor, second: Tensor
-) -> tuple[Float[Tensor, "pair"], Float[Tensor, "pair"]]:
-    """Return the most that each second source can exceed the first, and the gaps."""
-    heads, n = factor.shape[1:3]  # n queries
-    place = row[:, None]
-    if mean:
-        place = (row // n)[:, None] * heads * n + torch.arange(heads) * n + (row % n)[:, None]
-    order = place.flatten().argsort(stable=True)  # rows of a head have to stand together
-    chosen = place.flatten()[order].to(factor.device)
-    pair = (order // place.shape[1]).to(factor.device)
-    objectives = factor.new_zeros(len(chosen), rows.attention.shape[1])
-    scales = factor.flatten(0, 2)[chosen]
-    every = torch.arange(len(chosen), device=factor.device)
-    for source, sign in ((first, -1.0), (second, 1.0)):
-        key = source.to(factor.device)[pair]
-        objectives[every, key] = sign * scales[every, key]
-    found = greatest(rows.some(chosen), objectives[:, None])
-    ahead, gap = (torch.empty_like(part[:, 0]).index_copy(0, order.to(part.device), part[:, 0]) for part in found)
-    return ahead.reshape(place.shape).mean(1).cpu(), gap.reshape(place.shape).mean(1).cpu()
 
 
 def _compare_through(

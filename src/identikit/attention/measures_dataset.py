@@ -1,6 +1,5 @@
 """Measures of attention and roles of heads over a dataset, as tidy tables."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from identikit.attention.effective import captured_attention
-from identikit.attention.layer import EffectiveOptions
 from identikit.attention.measure import MeasuredText
 from identikit.attention.reading_result import Survival
 from identikit.attention.readings import READINGS
@@ -72,11 +70,11 @@ class MeasuresJob:
         measures = []
         scores = []
         for text, done in zip(texts, tokens.cumsum(0).tolist(), strict=True):
-            attention = captured_attention(text, EffectiveOptions(), layers=layers, heads=range(model.n_heads))
-            measured = MeasuredText(attention.captured())
+            captured = captured_attention(text).captured()
+            measured = MeasuredText(captured)
             found = [measured.overall(READINGS[name]).survival() for name in options.measures]
             measures.append(torch.tensor(found, dtype=torch.float64))
-            scores.append(scored(attention.captured(), [ROLES[name] for name in options.scores], math.inf))
+            scores.append(scored(captured, [ROLES[name] for name in options.scores]))
             told(self.what, done, int(tokens.sum()))
         return {"tokens": tokens, "measures": torch.stack(measures), "scores": torch.stack(scores)}
 

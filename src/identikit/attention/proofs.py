@@ -105,6 +105,10 @@ class ProofDraft:
         """Add up earlier steps (None is 1), each with a weight of at least 0; return the step."""
         return self._add({"terms": [[weight.numerator, weight.denominator, step] for weight, step in terms]}, name)
 
+    def mean(self, steps: Sequence[int], name: str | None = None) -> int:
+        """Add up the mean of earlier steps; return the step."""
+        return self.add_up([(Fraction(1, len(steps)), step) for step in steps], name)
+
     def content(self, about: dict[str, object]) -> bytes:
         """Return the file."""
         parts = {"values": self.values, "rows": self.rows, "steps": self.steps}
@@ -169,8 +173,8 @@ def _rounded(end: Fraction, outward: float) -> float:
     return math.nextafter(nearest, outward) if inside else nearest
 
 
-Claims = Callable[[ProofDraft, Result], Iterator[tuple[int, float, float]]]
-"""Writes the steps of what a Result has selected; yields each claim's step, and the Result's own ends."""
+Claims = Callable[[ProofDraft, Result], Iterator[int | None]]
+"""Writes the steps of what a Result has selected; yields that of each entry, None where nothing is claimed."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +222,10 @@ def proof_of(result: Result, source: Provable) -> tuple[bytes, SavedProof]:
     draft = ProofDraft()
     loss = -math.inf
     claims = 0
-    for step, lower, upper in source.claims(draft, result):
+    ends = (result.read(name).flatten().tolist() for name in ("lower", "upper"))
+    for step, lower, upper in zip(source.claims(draft, result), *ends, strict=True):
+        if step is None:
+            continue
         claims += 1
         loss = max(loss, draft.steps[step]["upper"] - upper, lower - draft.steps[step]["lower"])
     content = draft.content({"result": result.kind, **asdict(result.provenance)})
@@ -229,17 +236,22 @@ def proof_of(result: Result, source: Provable) -> tuple[bytes, SavedProof]:
 # What is claimed
 
 
+def entries(result: Result) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+    """Yield each entry that is selected: where it stands on the axes, and at which places of the source."""
+    for at in product(*(range(len(axis)) for axis in result.axes)):
+        yield at, [axis.places[i] for axis, i in zip(result.axes, at, strict=True)]
+
+
 def edge_claims(captured: Captured, places: Sequence[Place], wanted: Wanted, epsilon: float) -> Claims:
     """Claim the ends of weights, or of other sums over a row, of the rows at these places, in the order of a Result."""
 
-    def claims(draft: ProofDraft, result: Result) -> Iterator[tuple[int, float, float]]:
+    def claims(draft: ProofDraft, result: Result) -> Iterator[int | None]:
         if epsilon:
             raise InputError("Proofs are of attention with the same output. Leave out epsilon=.")
         layers, heads, queries, last = result.axes
         shape = [len(set(column)) for column in zip(*places, strict=True)]
         asked = []
-        for at in product(*(range(len(axis)) for axis in result.axes)):
-            layer, head, query, quantity = (axis.places[i] for axis, i in zip(result.axes, at, strict=True))
+        for at, (layer, head, query, quantity) in entries(result):
             row = (layer * shape[1] + head) * shape[2] + query
             objective: list[Entry] = [(quantity, 1.0)]
             if wanted.objectives is not None:
@@ -251,8 +263,7 @@ def edge_claims(captured: Captured, places: Sequence[Place], wanted: Wanted, eps
                 objective = [(int(wanted.keys.nonzero()[quantity, 0]), 1.0)]
             name = f"L{layers.values[at[0]]}H{heads.values[at[1]]} {queries.name_of(at[2])} → {last.name_of(at[3])}"
             asked.append(Asked(places[row], objective, name))
-        steps = draft.bound(captured, asked)
-        yield from zip(steps, *(result.read(name).flatten().tolist() for name in ("lower", "upper")), strict=True)
+        yield from draft.bound(captured, asked)
 
     return claims
 
@@ -260,20 +271,14 @@ def edge_claims(captured: Captured, places: Sequence[Place], wanted: Wanted, eps
 def reading_claims(captured: Captured, factor: Float[Tensor, "layer head query key"], mean: bool) -> Claims:
     """Claim the ends of weights that are scaled, of each head or of the mean over heads."""
 
-    def claims(draft: ProofDraft, result: Result) -> Iterator[tuple[int, float, float]]:
-        ends = [result.read(name).flatten().tolist() for name in ("lower", "upper")]
+    def claims(draft: ProofDraft, result: Result) -> Iterator[int | None]:
         shown = _captured_layers(captured, result)
-        for entry, at in enumerate(product(*(range(len(axis)) for axis in result.axes))):
-            places = [axis.places[i] for axis, i in zip(result.axes, at, strict=True)]
+        for at, places in entries(result):
             heads = range(factor.shape[1]) if mean else [places[1]]
             layer = shown[at[0]]
             query, key = places[-2:]
-            asked = [
-                Asked((layer, head, query), [(key, float(factor[layer, head, query, key]))], None) for head in heads
-            ]
-            steps = draft.bound(captured, asked)
-            claim = draft.add_up([(Fraction(1, len(steps)), step) for step in steps], _named(result, at))
-            yield claim, ends[0][entry], ends[1][entry]
+            asked = [Asked((layer, head, query), [(key, float(factor[layer, head, query, key]))]) for head in heads]
+            yield draft.mean(draft.bound(captured, asked), _named(result, at))
 
     return claims
 
@@ -281,18 +286,12 @@ def reading_claims(captured: Captured, factor: Float[Tensor, "layer head query k
 def chain_claims(captured: Captured, walk: Walk, chain: Chain) -> Claims:
     """Claim the ends of a reading through layers: the chain of proofs from the inputs up."""
 
-    def claims(draft: ProofDraft, result: Result) -> Iterator[tuple[int, float, float]]:
-        ends = [result.read(name).flatten().tolist() for name in ("lower", "upper")]
+    def claims(draft: ProofDraft, result: Result) -> Iterator[int | None]:
         shown = [walk.ends[place] for place in _captured_layers(captured, result)]
-        nodes: dict[int, list[dict[int, int | None]]] = {}
-        sizes = [range(len(axis)) for axis in result.axes]
-        for source in result.axes[2].places:
-            nodes[source] = _chain(draft, walk, chain, source, max(shown))
-        for entry, at in enumerate(product(*sizes)):
-            output, source = (result.axes[axis].places[at[axis]] for axis in (1, 2))
+        nodes = {source: _chain(draft, walk, chain, source, max(shown)) for source in result.axes[2].places}
+        for at, (_, output, source) in entries(result):
             node = nodes[source][shown[at[0]]].get(output)
-            terms = [] if node is None else [(Fraction(1), node)]
-            yield draft.add_up(terms, _named(result, at)), ends[0][entry], ends[1][entry]
+            yield draft.add_up([] if node is None else [(Fraction(1), node)], _named(result, at))
 
     return claims
 

@@ -155,12 +155,6 @@ class EffectiveAttention(Result):
         """
         return layer.reach(at).dim
 
-    @measure("layer head query", label="nearly reachable dimension", range="0 to tokens")
-    @staticmethod
-    def nearly_reachable_dim(layer: Layer, at: At) -> Int[Tensor, "head_ query_"]:
-        """As `reachable_dim`, where output changes below 0.001 of the largest count as none."""
-        return layer.reach(at).nearly_dim
-
     @measure("layer head query", range="1 or more", missing="It is undefined where no query moves the output.")
     @staticmethod
     def reachable_condition(layer: Layer, at: At) -> Float[Tensor, "head_ query_"]:
@@ -305,7 +299,7 @@ class EffectiveAttention(Result):
         from identikit.attention.intervals import Bounding, intervals_of
 
         self.captured("intervals()")
-        bounding = Bounding.checked(method, epsilon, seconds)
+        bounding = Bounding.checked(seconds, method, epsilon)
         told = function("progress", progress)
         selected = self.sel(**wanted)
         return intervals_of(selected, key=key, groups=groups, weights=weights, bounding=bounding, progress=told)

@@ -6,21 +6,18 @@ Rows move independently of each other while the output stays, so the ends of a m
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 
 from identikit.attention.captured import Captured
 from identikit.attention.effective import captured_attention, recaptured
-from identikit.attention.intervals import Bounding, bounds_of
-from identikit.attention.layer import EffectiveOptions, Layer
-from identikit.attention.proofs import Asked, ProofDraft, Provable
+from identikit.attention.intervals import EXACTLY, Bounding, bounds_of
+from identikit.attention.layer import Layer
+from identikit.attention.proofs import Asked, ProofDraft, Provable, entries
 from identikit.attention.reading_result import HeadScores
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, known_names, random_seed, shortened, whole_number
@@ -175,14 +172,13 @@ def head_scores(
     - `seconds`: stop bounding after this time; rows that were not reached count with what holds for any attention
     """
     names = tuple(ROLES) if scores is None else known_names("scores", scores, tuple(ROLES))
-    limit = Bounding.checked("exact", 0.0, seconds).seconds
+    bounding = Bounding.checked(math.inf if seconds is None else seconds)
     progress = function("progress", progress)
-    until = math.inf if limit is None else time.monotonic() + limit
     if isinstance(model, EffectiveAttention):
         captured = recaptured(model, "head_scores", {"texts": texts, "layers": layers, "heads": heads})
         if captured.reading.model.side == "cross":
             names = _across(names, scores)
-        parts = [scored(captured, [ROLES[name] for name in names], until)]
+        parts = [scored(captured, [ROLES[name] for name in names], bounding)]
         result = scores_result(captured.reading, captured.reading.text, parts, names, model.layers, model.heads)
         return _provable(result, lambda: [captured])
     model = checked_model(model)
@@ -193,8 +189,8 @@ def head_scores(
     read = readings(model, texts, layers=wanted, truncate=truncate)
     parts = []
     for place, reading in enumerate(read):
-        captured = captured_attention(reading, EffectiveOptions(), layers=wanted, heads=which).captured()
-        parts.append(scored(captured, [ROLES[name] for name in names], until))
+        captured = captured_attention(reading, layers=wanted, heads=which).captured()
+        parts.append(scored(captured, [ROLES[name] for name in names], bounding))
         progress("head scores, texts", place + 1, len(read))
     text = [reading.text for reading in read] if is_several(texts) else read[0].text
     result = scores_result(read[0], text, parts, names, wanted, which)
@@ -202,7 +198,7 @@ def head_scores(
     def captured_again() -> list[Captured]:
         model.check_unchanged(result.provenance.weights)
         again = readings(model, texts, layers=wanted, truncate=truncate)
-        return [captured_attention(one, EffectiveOptions(), layers=wanted, heads=which).captured() for one in again]
+        return [captured_attention(one, layers=wanted, heads=which).captured() for one in again]
 
     return _provable(result, captured_again)
 
@@ -236,7 +232,9 @@ def scores_result(
     return HeadScores(axes, Held(arrays, dims), provenance, about)
 
 
-def scored(captured: Captured, roles: Sequence[HeadRole], until: float) -> Float[Tensor, "number score layer head"]:
+def scored(
+    captured: Captured, roles: Sequence[HeadRole], bounding: Bounding = EXACTLY
+) -> Float[Tensor, "number score layer head"]:
     """Return what one text's heads score, raw to gap; NaN for a score that no row of the text has a target for."""
     found = []
     for at, (layer, patterns, targets) in enumerate(_patterns(captured, roles)):
@@ -249,7 +247,6 @@ def scored(captured: Captured, roles: Sequence[HeadRole], until: float) -> Float
         places = [(at, head, query) for head in heads.tolist() for query in queries.tolist()]
         asked, place = (patterns * targets[..., None])[queries].unique(dim=1, return_inverse=True)  # some are the same
         objectives = asked.repeat(len(heads), 1, 1).to(heads.device)
-        bounding = Bounding("exact", 0.0, max(until - time.monotonic(), 1e-9))
         rows, bounds = bounds_of(captured, places, Wanted(objectives=objectives), bounding=bounding)
         effective = layer.effective(heads, queries.to(heads.device), slice(None)).double().flatten(0, 1)
         own = [(objectives @ weights[..., None])[..., 0] for weights in (rows.attention[:, : len(keys)], effective)]
@@ -279,9 +276,7 @@ def _patterns(
         yield layer, patterns, (patterns != 0).any(-1) & (visible.sum(-1) > 1)[:, None]
 
 
-def _claims(
-    captured_again: Callable[[], list[Captured]], draft: ProofDraft, result: Result
-) -> Iterator[tuple[int, float, float]]:
+def _claims(captured_again: Callable[[], list[Captured]], draft: ProofDraft, result: Result) -> Iterator[int | None]:
     """Claim the ends of scores: means of what rows are proven to have, over rows and then over texts."""
     roles = [ROLES[name] for name in result.axis("score").values]
     for role in roles:
@@ -293,11 +288,8 @@ def _claims(
             )
     texts = captured_again()
     every = [list(_patterns(captured, roles)) for captured in texts]
-    ends = [result.read(name) for name in ("lower", "upper")]
     _, layers, heads = result.axes
-    for at in product(*(range(len(axis)) for axis in result.axes)):
-        layer = layers.places[at[1]]
-        head = heads.places[at[2]]
+    for at, (_, layer, head) in entries(result):
         means = []
         for captured, parts in zip(texts, every, strict=True):
             _, patterns, targets = parts[layer]
@@ -307,11 +299,9 @@ def _claims(
                 asked.append(Asked((layer, head, query), [(key, number) for key, number in enumerate(c) if number]))
             steps = draft.bound(captured, asked)
             if steps:
-                means.append(draft.add_up([(Fraction(1, len(steps)), step) for step in steps]))
-        if means:
-            name = f"{roles[at[0]].name} score of L{layers.values[at[1]]}H{heads.values[at[2]]}"
-            total = draft.add_up([(Fraction(1, len(means)), mean) for mean in means], name)
-            yield total, float(ends[0][at]), float(ends[1][at])
+                means.append(draft.mean(steps))
+        name = f"{roles[at[0]].name} score of L{layers.values[at[1]]}H{heads.values[at[2]]}"
+        yield draft.mean(means, name) if means else None
 
 
 def over_texts(numbers: Float[Tensor, "text number score layer head"], roles: Sequence[HeadRole]) -> dict[str, Tensor]:

@@ -11,7 +11,6 @@ import torch
 
 from identikit.attention.layer import Layer
 from identikit.attention.result import EffectiveAttention
-from identikit.maths.effective import column_sums
 from identikit.shapes import Float, Tensor
 
 if TYPE_CHECKING:
@@ -57,16 +56,19 @@ def type_sums(result: EffectiveAttention) -> tuple[Float[Tensor, "map layer head
     source = torch.cat([everyone, everyone - kinds[:, [TYPES.index("sep")]], kinds], dim=1)
     number = source.sum(0)
     weights = source / number.clamp(min=1)
-    layers = [torch.stack([part.cpu() @ target for part in _columns(layer, weights)]) for layer in captured.layers]
+    layers = [_columns(layer, weights).cpu() @ target for layer in captured.layers]
     return torch.stack(layers, dim=1), number
 
 
-def _columns(layer: Layer, groups: Float[Tensor, "query group"]) -> tuple[Tensor, Tensor]:
+def _columns(layer: Layer, groups: Float[Tensor, "query group"]) -> Float[Tensor, "map head group key"]:
     """Return the raw and the effective attention that each key receives from groups of queries."""
     groups = groups.to(layer.heads.device)
-    everyone = torch.arange(len(layer.heads), device=layer.heads.device)
-    raw = sum(groups[rows].mT @ layer.raw(everyone, rows).double() for rows in layer.row_chunks())
-    return torch.as_tensor(raw), column_sums(layer.factors, groups, raw=layer.raw)
+    heads = torch.arange(len(layer.heads), device=layer.heads.device)
+    received = groups.new_zeros(2, len(heads), groups.shape[1], layer.call.key.shape[2])
+    for rows in layer.row_chunks():
+        received[0] += groups[rows].mT @ layer.raw(heads, rows).double()
+        received[1] += groups[rows].mT @ layer.effective(heads, rows, slice(None)).double()
+    return received
 
 
 def types_table(

@@ -12,8 +12,8 @@ import torch
 
 from identikit.attention.effective import attend_while
 from identikit.attention.estimate import RowSample
-from identikit.attention.intervals import Bounding
-from identikit.attention.layer import EffectiveOptions
+from identikit.attention.intervals import checked_seconds
+from identikit.attention.layer import USUAL
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.attribute import attribute
 from identikit.attribution.outputs import attribute_output
@@ -86,7 +86,7 @@ def explain(
     model = checked_model(model)
     progress = function("progress", progress)
     ready = None if ready is None else function("ready", ready)
-    seconds = Bounding.checked("auto", 0.0, seconds).seconds
+    seconds = checked_seconds(seconds)
     if text is None and model.modality != "text":
         raise InputError(
             f"explain without a text reads a packaged sample, and {model.name} reads {model.modality}s. Pass one."
@@ -178,7 +178,7 @@ def _attention(reading: Reading, limit: Limit, progress: Progress) -> EffectiveA
         progress("effective attention, layers", done, len(layers))
         return unlimited or not limit.passed(0.6)
 
-    return attend_while(going, reading, EffectiveOptions(), layers=[layers[at] for at in spread(len(layers))])
+    return attend_while(going, reading, USUAL, layers=[layers[at] for at in spread(len(layers))])
 
 
 def spread(count: int) -> list[int]:

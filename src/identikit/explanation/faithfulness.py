@@ -11,7 +11,6 @@ import torch
 
 from identikit.attention.agreement import Given, Ranking, of_function, overall
 from identikit.attention.effective import captured_attention
-from identikit.attention.layer import EffectiveOptions
 from identikit.attention.measure import MeasuredText
 from identikit.attention.readings import READINGS
 from identikit.attribution.attribute import attribute
@@ -220,10 +219,8 @@ class TestedText:
     @cached_property
     def _attention(self) -> MeasuredText:
         """The text's attention, read with ranges only where a test asks for them."""
-        model = self._reading.model
-        heads = range(model.n_heads)
-        attention = captured_attention(self._reading, EffectiveOptions(), layers=model.attention_layers, heads=heads)
-        return MeasuredText(attention.captured(), None, math.inf if "determined" in self.options.tests else 0.0)
+        captured = captured_attention(self._reading).captured()
+        return MeasuredText(captured, None, math.inf if "determined" in self.options.tests else 0.0)
 
     @cached_property
     def _asked(self) -> Bool[Tensor, "output source"]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from identikit.attention.intervals import Bounding
 from identikit.attention.measure import MeasuredText
 from identikit.attention.reading_result import AttentionMeasure, HeadScores
 from identikit.attention.readings import READINGS
@@ -90,7 +91,7 @@ def _read(measured: MeasuredText, name: str) -> AttentionMeasure | HeadScores:
     if name == HEAD_ROLES:
         if model.modality != "text":
             raise InputError(f"Roles compare tokens, and {model.name} reads {model.modality}s.")
-        numbers = scored(captured, [*ROLES.values()], math.inf if measured.until is None else measured.until)
+        numbers = scored(captured, [*ROLES.values()], Bounding(until=measured.until))
         read = captured.reading
         return scores_result(read, read.text, [numbers], tuple(ROLES), layers, range(model.n_heads))
     kind = READINGS[name]

@@ -163,7 +163,7 @@ class Factors:
         return len(self.coefficients) // len(self.values)
 
 
-def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtype = torch.float64) -> Factors:
+def effective_factors(heads: Heads, *, tolerance: float = 0.0) -> Factors:
     r"""Compute effective attention (Eq. 9) as factors $Y$ and $V$, and the rank of every row.
 
     $$y_i = G_i^+ o_i, \qquad G_i = \sum_{m \in S_i} v_m v_m^\top$$
@@ -175,8 +175,7 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtyp
     that it sees, and read the rank from the spectrum of $V$, whose rounding is known (`linalg.Resolution`), not from
     that of $T$; uneven columns are brought to one size first (`linalg.column_scales`), unless there is a tolerance,
     which is relative to the length of the output. `tolerance` $\varepsilon$ also counts singular values below
-    $\varepsilon\,\sigma_{max}$ as null; the output is then the same only to about $\varepsilon$. Factorisations are
-    always in float64; `dtype` is that of the coefficients that are kept.
+    $\varepsilon\,\sigma_{max}$ as null; the output is then the same only to about $\varepsilon$. All is in float64.
     """
     visible = heads.visible
     resolution = Resolution(heads.eps, tolerance)
@@ -199,7 +198,7 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0, dtype: torch.dtyp
         Y = torch.cat([part[0] for part in done], 2)
         rank = torch.cat([part[1] for part in done], 1)
     Y = Y * scale
-    return Factors(Y.flatten(0, 1).to(dtype), heads.values, rank.repeat_interleave(heads.group, 0), visible)
+    return Factors(Y.flatten(0, 1), heads.values, rank.repeat_interleave(heads.group, 0), visible)
 
 
 def row_ranks(heads: Heads, *, eps: float | None = None) -> Int[Tensor, "head query"]:
@@ -243,49 +242,6 @@ def _row_chunks(factors: Factors, rows: Int[Tensor, "row"]) -> tuple[Tensor, ...
     return rows.split(max(1, linalg.BYTES // (8 * len(factors.coefficients) * max(1, factors.visible.n_keys))))
 
 
-def column_sums(
-    factors: Factors, groups: Float[Tensor, "query group"], *, raw: RawRows | None = None
-) -> Float[Tensor, "head group key"]:
-    r"""Add up how much effective attention each key receives from groups of queries: $G^\top A^\perp$, in float64.
-
-    `groups`, $G$, weighs each query for each group (a column of ones: all queries; 0/1 columns: token types).
-    Multiplied by a key × type membership matrix the result gives the sums from type to type.
-    $\sum_i g_i\,y_i \cdot v_m$ over the rows that see key m is computed from the factors: $g_i y_i$ is added where row
-    i's run of keys starts and subtracted where it ends. `raw` serves the identifiable rows, as in `effective_rows`.
-    """
-    weights = groups.double()
-    own = torch.zeros_like(factors.identifiable) if raw is None else factors.identifiable
-    if factors.visible.mask is None:
-        sums = _run_sums(factors, factors.coefficients.masked_fill(own[..., None], 0), weights)
-    else:
-        sums = weights.new_zeros(len(own), weights.shape[1], factors.visible.n_keys)
-        own = torch.ones_like(own)
-    for part in _row_chunks(factors, own.any(0).nonzero()[:, 0]):
-        rows = effective_rows(factors, queries=part, raw=raw).double()
-        sums += weights[part].mT @ rows.masked_fill_(~own[:, part, None], 0)
-    return sums
-
-
-def _run_sums(
-    factors: Factors, coefficients: Float[Tensor, "head query d_v"], weights: Float[Tensor, "query group"]
-) -> Float[Tensor, "head group key"]:
-    """Add up what each key receives where every row sees a run of keys; one product where all see the same."""
-    visible = factors.visible
-    n_groups = weights.shape[1]
-    coefficients = coefficients.double()
-    V = factors.values[:, visible.keys].to(coefficients).repeat_interleave(factors.group, 0)
-    sums = coefficients.new_zeros(len(coefficients), n_groups, visible.n_keys)
-    if visible.shared:
-        sums[:, :, visible.keys] = (weights.mT @ coefficients) @ V.mT
-        return sums
-    for group in range(n_groups):
-        change = (coefficients * weights[:, group, None]).transpose(0, 1)
-        steps = change.new_zeros(len(visible.keys) + 1, *change.shape[1:])
-        steps.index_add_(0, visible.start, change).index_add_(0, visible.stop, -change)
-        sums[:, group, visible.keys] = torch.einsum("khd,hkd->hk", steps.cumsum(0)[:-1], V)
-    return sums
-
-
 def relative_size(
     missing: Float[Tensor, "head query d_v"],
     output: Float[Tensor, "head query d_v"],
@@ -312,21 +268,11 @@ def lengths_of(projection: Float[Tensor, "head d_v d"]) -> Float[Tensor, "head d
     return torch.linalg.qr(projection.double().mT, mode="r").R.mT
 
 
-def missing_output(
-    factors: Factors,
-    values: Float[Tensor, "kv_head key d_v"],
-    output: Float[Tensor, "head query d_v"],
-    *,
-    bias: Float[Tensor, "kv_head d_v"] | None = None,
-    mass: Float[Tensor, "head query"] | None = None,
-) -> Float[Tensor, "head query d_v"]:
-    r"""Compute $A^\perp V - O$, with $V$ and $O$ as the model has them.
+def missing_output(factors: Factors, heads: Heads) -> Float[Tensor, "head query d_v"]:
+    r"""Compute $A^\perp V - O$, with $V$ and $O$ of `heads` as the model has them, or `without_bias`.
 
-    For factors made by `without_bias`, pass the same `bias` $b$: this is then what $A^\perp (V - 1b^\top) + A1b^\top$
-    misses, with `mass` $A1$ as in `Heads`.
+    For factors made `without_bias`, pass such heads: this is then what $A^\perp (V - 1b^\top) + A1b^\top$ misses.
     """
-    heads = attention_heads(values, output, factors.visible, mass=mass)
-    heads = heads if bias is None else without_bias(heads, bias)
     keys = factors.visible.keys
     Y = factors.coefficients.double().unflatten(0, (len(factors.values), -1))
     V = factors.values[:, keys].double()

@@ -65,7 +65,7 @@ Compare = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Given rows, and a first and a second source of each: the most that the second can exceed the first, and the gap; NaN
 where that was not found."""
 
-_TIE = 1e-9  # of a row's largest reading: what exceeds another by less is as large
+TIE = 1e-9  # what exceeds another by less is as large
 
 
 class SourceOrder(NamedTuple):
@@ -84,15 +84,17 @@ def certain_order(
     asked: Bool[Tensor, "row source"],
     compare: Compare | None,
     top: int,
+    *,
+    scale: Float[Tensor, "row"] | float = 1.0,
 ) -> SourceOrder:
     """Count the strongest asked sources of each row, up to `top`, that are in this order whatever else may vary.
 
-    A source is certainly above another if the difference of the two is never above 0. The `ends` (least and greatest)
-    settle many pairs. The others are left to `compare`, the likeliest first: where it can be above, the rest of the row
-    need not be compared. Where nothing compares, only what the ends show is decided.
+    A source is certainly above another if the difference of the two is never above 0, but for `TIE` of a row's `scale`.
+    The `ends` (least and greatest) settle many pairs. The others are left to `compare`, the likeliest first: where it
+    can be above, the rest of the row need not be compared. Where nothing compares, only what the ends show is decided.
     """
     lower, upper = ends
-    tie = _TIE * raw.abs().amax(-1)
+    tie = TIE * torch.as_tensor(scale).to(raw).expand(len(raw))
     strongest = raw.masked_fill(~asked, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     count = asked.sum(-1)
     order = torch.zeros_like(count)
@@ -105,17 +107,18 @@ def certain_order(
         contested = asked & (upper > lower.gather(1, key) + tie[:, None]) & going[:, None]
         likeliest = raw.masked_fill(~contested, -torch.inf).argmax(-1, keepdim=True)
         first = torch.zeros_like(contested).scatter(1, likeliest, True) & contested
+        beaten = torch.zeros_like(going)
+        open_ = torch.zeros_like(going)
         for some in (first, contested & ~first):
-            row, other = (some & going[:, None]).nonzero().mT
-            if not len(row):
+            row, other = (some & ~beaten[:, None]).nonzero().mT
+            if compare is None or not len(row):
+                open_ |= some.any(-1)
                 continue
-            ahead, gap = (raw.new_full(row.shape, torch.nan),) * 2
-            if compare is not None:
-                ahead, gap = (part.to(raw) for part in compare(row, key[row, 0], other))
-            beaten = torch.zeros_like(going).index_put((row[ahead - gap > tie[row]],), torch.tensor(True))
-            open_ = torch.zeros_like(going).index_put((row[~(ahead <= tie[row])],), torch.tensor(True))
-            decided &= beaten | ~open_
-            going = going & ~open_
+            ahead, gap = (part.to(raw) for part in compare(row, key[row, 0], other))
+            beaten[row[ahead - gap > tie[row]]] = True
+            open_[row[~(ahead <= tie[row])]] = True
+        decided &= beaten | ~open_
+        going = going & ~open_
         order[going] = place + 1
     return SourceOrder(order.masked_fill(~decided & (order == 0), -1), decided)
 

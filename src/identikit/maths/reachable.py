@@ -29,21 +29,16 @@ from identikit.maths.linalg import BYTES, column_scales
 from identikit.maths.threads import decomposed
 from identikit.shapes import Float, Int, Tensor
 
-NEARLY = 1e-3  # of the largest change of the output: what counts as none in the second reading
-
 
 class Reach(NamedTuple):
     r"""What the queries of each row can reach.
 
     - `dim`: the dimension of the reachable attention with the same output
-    - `nearly_dim`: the same when singular values of $C$ below `NEARLY` of the largest also count as 0: steps that
-      hardly move the output
     - `condition`: the largest singular value of $C$ divided by the smallest that is not 0; NaN where all are, because
       no query moves the output
     """
 
     dim: Int[Tensor, "head query"]
-    nearly_dim: Int[Tensor, "head query"]
     condition: Float[Tensor, "head query"]
 
 
@@ -104,7 +99,6 @@ def _reach(
     by_value = weights * vector_norm(values, dim=-1)[:, None].square() * vector_norm(B, dim=-1).square()
     by_key = weights * vector_norm(W, dim=-1).square() * vector_norm(keys, dim=-1).square()
     singular = decomposed(svdvals, C)
-    largest = singular.amax(-1)
     real = singular > (unit * (by_value + by_key).sum(-1).sqrt())[..., None]
     fixed = real.sum(-1)
     # B has the row space of C in its own: where that is all there can be, its rank is known.
@@ -115,9 +109,8 @@ def _reach(
     lengths = decomposed(svdvals if exact else _singular_by_gram, B[open_])
     moved[open_] = moved[open_].maximum((lengths > unit * size[open_][:, None]).sum(-1))
     smallest = singular.masked_fill(~real, torch.inf).amin(-1)
-    strongly = (real & (singular > NEARLY * largest[..., None])).sum(-1)
-    condition = torch.where(fixed > 0, largest / smallest, torch.nan)
-    return Reach(moved - fixed, moved - strongly, condition)
+    condition = torch.where(fixed > 0, singular.amax(-1) / smallest, torch.nan)
+    return Reach(moved - fixed, condition)
 
 
 def _singular_by_gram(matrices: Float[Tensor, "*batch key d"]) -> Float[Tensor, "*batch d"]:

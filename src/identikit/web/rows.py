@@ -1,7 +1,8 @@
 """Rows of attention for the views: their intervals, of some the vertices, and how far they reach with some slack."""
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from identikit.attention.quantities import edges_wanted
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.explanation.result import Explanation
-from identikit.maths.polytope.ascent import certified_bounds, never
+from identikit.maths.polytope.ascent import certified_bounds
 from identikit.maths.polytope.exact import extreme_rows
 from identikit.progress import Progress, silent
 from identikit.results.words import percent, weight
@@ -184,9 +185,9 @@ def _grid(
     places: Sequence[Place],
     chosen: list[int],
     progress: Progress,
-    deadline: Callable[[], bool] = never,
+    until: float = math.inf,
 ) -> None:
-    """Add the ends of chosen rows for each epsilon of the file; NaN for rows that the deadline did not allow."""
+    """Add the ends of chosen rows for each epsilon of the file; NaN for rows that are not reached `until` then."""
     if not chosen:
         return
     n = len(attention.tokens)
@@ -195,9 +196,10 @@ def _grid(
     shape = len(chosen), len(epsilons), n
     lower = torch.full(shape, torch.nan)
     upper = torch.full(shape, torch.nan)
+    every = edges_wanted(rows.attention.shape[1], top=0)._replace(until=until)
     for at, epsilon in enumerate(epsilons):
         progress("page, grid of epsilons", at, len(epsilons))
-        bounds = certified_bounds(rows, epsilon=epsilon, deadline=deadline)
+        bounds = certified_bounds(rows, every, epsilon=epsilon)
         known = ~bounds.gap.isnan().any(-1).cpu()
         lower[known, at] = bounds.lower.cpu()[known, :n].float()
         upper[known, at] = bounds.upper.cpu()[known, :n].float()
@@ -224,9 +226,8 @@ def packed_rows(attention: EffectiveAttention, rows: Sequence[Place], *, epsilon
     _rows(file, inside, bounds.lower.cpu(), bounds.upper.cpu(), strongest_certain(bounds.order))
     everyone = list(range(len(inside)))
     if epsilon:
-        limit = time.monotonic() + ROW_SECONDS
         file.about["rows"]["epsilons"] = [epsilon]
-        _grid(file, attention, inside, everyone, silent, deadline=lambda: time.monotonic() > limit)
+        _grid(file, attention, inside, everyone, silent, until=time.monotonic() + ROW_SECONDS)
     else:
         _vertices(file, attention, inside, everyone, ALL_VERTICES)
     return file.bytes()

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from identikit.maths.polytope.bounds import Bounds, Wanted
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import Rows, decomposed, rows_of
+from identikit.maths.polytope.rows import Lengths, Polytopes, Rows, decomposed
+from identikit.maths.visible import visible_from_mask
 
 
 def random_row(n, d_v, seed=0, sharpness=1.5):
@@ -42,6 +43,13 @@ def hard_row(draw):
 def rank_of(values, visible):
     """The rank of each row's visible values, as exact arithmetic has it for the cases here."""
     return torch.tensor([int(torch.linalg.matrix_rank(values[seen].double(), rtol=1e-6)) for seen in visible])
+
+
+def rows_of(attention, values, visible, rank, through=None, *, sink=False) -> Rows:
+    """Rows of one head, given the keys that each sees and the rank of the values there; see `Lengths`, `Polytopes`."""
+    polytopes = Polytopes.of(values[None], visible_from_mask(visible, len(visible)), rank[None], sink=sink)
+    lengths = None if through is None else Lengths(through[None], [0] * len(attention))
+    return polytopes.rows([0] * len(attention), torch.arange(len(attention)), attention, lengths)
 
 
 def one_row(attention, values) -> Rows:

@@ -1,4 +1,5 @@
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,10 +8,10 @@ from hypothesis import strategies as st
 
 from identikit.maths.polytope import ascent
 from identikit.maths.polytope.ascent import certified_bounds
-from identikit.maths.polytope.bounds import proven_maximum
+from identikit.maths.polytope.bounds import Wanted, proven_maximum
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import joined_rows, rows_of
-from tests.maths.polytope.cases import every_key, rank_of
+from identikit.maths.polytope.rows import joined_rows
+from tests.maths.polytope.cases import every_key, rank_of, rows_of
 from tests.reference import ascent as reference
 from tests.reference.intervals import optimum
 
@@ -54,7 +55,7 @@ def after(steps, rows):
     """Bounds that a search of so many steps finds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ascent, "STEPS", steps)
-        return certified_bounds(rows)
+        return certified_bounds(rows, every_key(rows))
 
 
 def assert_contains(bounds, lower, upper, slack=1e-9):
@@ -84,7 +85,7 @@ CASES = {
 def test_bounds_contain_the_exact_ends_and_say_how_far_they_can_be_off(n, d_v, case):
     rows, _ = some_rows(*(random_head(n, d_v, 3, seed, **CASES[case]) for seed in (1, 2)))
     lower, upper = exact_ends(rows)
-    found = certified_bounds(rows)
+    found = certified_bounds(rows, every_key(rows))
     assert_contains(found, lower, upper)
     assert_gap_true(found, lower, upper)
     assert found.gap.max() < 1e-6
@@ -131,7 +132,7 @@ def test_readings_of_groups_and_differences(case, data):
     rows, values = some_rows(*case)
     line = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=rows.visible.shape[1], max_size=rows.visible.shape[1])
     objectives = torch.tensor(data.draw(st.lists(line, min_size=1, max_size=3)), dtype=torch.float64)
-    found = certified_bounds(rows, objectives)
+    found = certified_bounds(rows, Wanted(objectives=objectives))
     for row, reading in itertools.product(range(len(rows.visible)), range(len(objectives))):
         seen = rows.visible[row]
         cost = objectives[reading, seen].numpy()
@@ -150,7 +151,7 @@ def test_readings_of_groups_and_differences(case, data):
 @given(case=hard_rows(), seed=st.integers(0, 1000), epsilon=st.sampled_from([1e-6, 0.01, 0.3, 2.0]))
 def test_any_attention_whose_output_moves_little_is_inside(case, seed, epsilon):
     rows, values = some_rows(*case)
-    found = certified_bounds(rows, epsilon=epsilon)
+    found = certified_bounds(rows, every_key(rows), epsilon=epsilon)
     generator = torch.Generator().manual_seed(seed)
     other = torch.randn(20, *rows.attention.shape, generator=generator, dtype=torch.float64).mul(4).exp() * rows.visible
     other = other / other.sum(-1, keepdim=True)
@@ -165,7 +166,7 @@ def test_any_attention_whose_output_moves_little_is_inside(case, seed, epsilon):
 @pytest.mark.parametrize("epsilon", [0.003, 0.5])
 def test_room_is_used_to_the_full(mask, epsilon):
     rows, values = some_rows(random_head(9, 3, 2, seed=3, mask=mask), random_head(9, 3, 1, seed=4, mask=mask))
-    found = certified_bounds(rows, epsilon=epsilon)
+    found = certified_bounds(rows, every_key(rows), epsilon=epsilon)
     assert found.gap.max() < 1e-5
     for row, key in itertools.product(range(3), (0, 2, 5)):
         seen = rows.visible[row]
@@ -183,11 +184,11 @@ def test_room_is_used_to_the_full(mask, epsilon):
 def test_a_row_that_is_alone_with_its_output_moves_when_there_is_room():
     rows, _ = some_rows(random_head(4, 6, 2))
     assert not rows.free.any()
-    alone = certified_bounds(rows)
+    alone = certified_bounds(rows, every_key(rows))
     assert torch.equal(alone.lower, rows.attention)
     assert torch.equal(alone.upper, rows.attention)
     assert (alone.gap == 0).all()
-    found = certified_bounds(rows, epsilon=0.1)
+    found = certified_bounds(rows, every_key(rows), epsilon=0.1)
     assert (found.upper > rows.attention + 0.005).all()
     assert found.gap.max() < 1e-6
 
@@ -229,7 +230,7 @@ def test_attention_found_on_the_way_is_in_the_set(case, epsilon):
     frame = ascent._frame(rows, epsilon)
     objectives = torch.eye(rows.visible.shape[1], dtype=torch.float64)
     wanted = torch.ones(len(rows.free), len(objectives), dtype=torch.bool)
-    _, found = ascent._programs(frame, objectives, wanted)
+    _, found = ascent._programs(frame, objectives[None], wanted)
     assert (found >= 0).all()
     assert (found[~rows.visible[:, None].expand_as(found)] == 0).all()
     torch.testing.assert_close(found.sum(-1), torch.ones_like(found[..., 0]), atol=1e-12, rtol=0)
@@ -242,7 +243,7 @@ def test_attention_found_on_the_way_is_in_the_set(case, epsilon):
 
 def test_the_deadline_leaves_what_any_attention_can_be():
     rows, _ = some_rows(random_head(12, 4, 4, mask="padded"))
-    found = certified_bounds(rows, deadline=lambda: True)
+    found = certified_bounds(rows, every_key(rows, until=0.0))
     assert found.gap.isnan().all()
     assert (found.lower == 0).all()
     assert torch.equal(found.upper, rows.visible.double())
@@ -251,8 +252,9 @@ def test_the_deadline_leaves_what_any_attention_can_be():
 def test_what_was_done_before_the_deadline_is_kept(monkeypatch):
     monkeypatch.setattr(ascent, "_BYTES", {"cpu": 1})
     rows, _ = some_rows(random_head(12, 4, 4))
-    asked = itertools.count()
-    found = certified_bounds(rows, deadline=lambda: next(asked) >= 2 * 12 + 12 + 3)
+    clock = itertools.count()
+    monkeypatch.setattr(ascent, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    found = certified_bounds(rows, every_key(rows, until=2 * 12 + 12 + 2))
     known = ~found.gap.isnan()
     assert known[0].all()
     assert known[1].tolist() == [True] * 3 + [False] * 9
@@ -264,10 +266,10 @@ def test_what_was_done_before_the_deadline_is_kept(monkeypatch):
 
 def test_small_portions_give_the_same_bounds(monkeypatch):
     rows, _ = some_rows(random_head(12, 4, 5, mask="causal"), random_head(12, 4, 3, seed=1))
-    together = certified_bounds(rows)
+    together = certified_bounds(rows, every_key(rows))
     for room in (1, 100_000):
         monkeypatch.setattr(ascent, "_BYTES", {"cpu": room})
-        found = certified_bounds(rows)
+        found = certified_bounds(rows, every_key(rows))
         torch.testing.assert_close(found.lower, together.lower, atol=1e-7, rtol=0)
         torch.testing.assert_close(found.upper, together.upper, atol=1e-7, rtol=0)
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from identikit.maths.polytope import least_norm
-from identikit.maths.polytope.rows import Rows, joined_rows, rows_of
+from identikit.maths.polytope.rows import Rows, joined_rows
+from tests.maths.polytope.cases import rows_of
 from tests.reference import intervals as reference
 
 ALONE = least_norm._alone

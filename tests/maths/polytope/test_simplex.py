@@ -14,9 +14,9 @@ from identikit.maths.polytope import cpu, exact, simplex
 from identikit.maths.polytope import rows as polytopes
 from identikit.maths.polytope.bounds import Bounds, Proposed, Wanted, proven_bounds, unbounded
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import Polytopes, Rows, joined_rows, rows_of
+from identikit.maths.polytope.rows import Polytopes, Rows, joined_rows
 from identikit.maths.visible import visible_from_mask
-from tests.maths.polytope.cases import decaying_values, every_key, hard_row, one_row, rank_of
+from tests.maths.polytope.cases import decaying_values, every_key, hard_row, one_row, rank_of, rows_of
 from tests.reference import intervals as reference
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
@@ -95,8 +95,7 @@ def engine(request, monkeypatch):
         propose = cuda.propose
     else:
         propose = {"cpu": cpu.propose, "linprog": cpu.propose_plainly}[request.param]
-    monkeypatch.setattr(exact, "_solver", lambda rows: propose)
-    monkeypatch.setattr(exact, "propose_plainly", propose)
+    monkeypatch.setattr(exact, "_solvers", lambda rows: [propose])
     device = "cuda" if request.param == "cuda" else "cpu"
     return lambda rows, wanted: Bounds(
         *(part.cpu() for part in exact_bounds(Rows(*(part.to(device) for part in rows)), wanted))
@@ -180,9 +179,11 @@ def test_rows_with_ties_zeros_and_lost_rank(row):
 
 def test_without_a_compiler_every_end_is_a_plain_program(monkeypatch):
     rows, _ = some_rows("random")
-    assert exact._solver(rows) is cpu.propose
+    assert exact._solvers(rows) == [cpu.propose, cpu.propose_plainly]
+    monkeypatch.setattr(exact, "find_spec", lambda package: None if package == "numba" else package)
+    assert exact._solvers(rows) == [cpu.propose_plainly]
     monkeypatch.setattr(exact, "find_spec", lambda package: None)
-    assert exact._solver(rows) is cpu.propose_plainly
+    assert exact_bounds(rows, every_key(rows)).gap[rows.free].isnan().any(-1).all()
 
 
 # What proves an end
@@ -247,7 +248,7 @@ def test_what_is_known_unsolved_takes_no_cube_of_memory():
 @pytest.mark.parametrize("kind", ["random", "causal"])
 def test_what_a_solver_leaves_loose_or_gives_up_is_solved_plainly(solver, kind, monkeypatch):
     rows, _, wanted, lower, upper, order = case(kind)
-    monkeypatch.setattr(exact, "_solver", lambda rows: solver)
+    monkeypatch.setattr(exact, "_solvers", lambda rows: [solver, cpu.propose_plainly])
     found = exact_bounds(rows, wanted)
     assert found.gap.max() < 1e-8
     assert_close(found.lower, lower)
@@ -260,7 +261,7 @@ def test_what_a_solver_leaves_loose_or_gives_up_is_solved_plainly(solver, kind, 
 def test_plain_programs_end_with_the_time(monkeypatch):
     """A row that takes one program per end is given up then, and keeps what holds for any attention."""
     rows = case("random")[0]
-    monkeypatch.setattr(exact, "_solver", lambda rows: cpu.propose_plainly)
+    monkeypatch.setattr(exact, "_solvers", lambda rows: [cpu.propose_plainly])
     keys = torch.ones(rows.attention.shape[1], dtype=torch.bool)
     late = exact_bounds(rows, Wanted(keys, until=time.monotonic() - 1))
     soon = exact_bounds(rows, Wanted(keys, until=time.monotonic() + 100))
@@ -279,8 +280,7 @@ def test_what_a_vertex_missed_counts_into_the_gap(monkeypatch):
         found = cpu.propose(rows, wanted, **options)._replace(off=far)
         return found._replace(greatest=found.greatest + found.missed(found.upper))
 
-    monkeypatch.setattr(exact, "_solver", lambda rows: off)
-    monkeypatch.setattr(exact, "propose_plainly", off)
+    monkeypatch.setattr(exact, "_solvers", lambda rows: [off])
     bound, gap = exact.greatest(rows, wanted.objectives.reshape(1, 2, -1))
     assert (bound - upper[:, len(values) :] <= gap + 1e-9).all() and (bound >= upper[:, len(values) :] - 1e-9).all()
 

@@ -12,12 +12,12 @@ $\sigma = W z - c x$ (of $y = Tz$) starts near a constant. Both sides start feas
 some weights are.
 """
 
-from collections.abc import Callable
+import time
 from typing import NamedTuple
 
 import torch
 
-from identikit.maths.polytope.bounds import Bounds, Wanted, proven_maximum, unbounded
+from identikit.maths.polytope.bounds import Bounds, Wanted, ordered, proven_maximum, unbounded
 from identikit.maths.polytope.interior import Ball, Space, State, centre, follow
 from identikit.maths.polytope.rows import Rows
 from identikit.maths.threads import one_thread
@@ -31,39 +31,31 @@ _DEPENDENT = 1e-13  # of a column's length: what is left of one that depends on 
 _BYTES = {"cpu": 2**24, "cuda": 2**33}  # of working memory; on a CPU, what stays near it
 
 
-def never() -> bool:
-    """Set no deadline."""
-    return False
-
-
 @one_thread()
-def certified_bounds(
-    rows: Rows,
-    objectives: Float[Tensor, "objective key"] | None = None,
-    *,
-    epsilon: float = 0.0,
-    deadline: Callable[[], bool] = never,
-) -> Bounds:
-    r"""Bound each reading $c \cdot a'$ of each row over all attention with the same output, to within $\varepsilon$.
+def certified_bounds(rows: Rows, wanted: Wanted, *, epsilon: float = 0.0) -> Bounds:
+    r"""Bound what is asked of every row over all attention with the same output, to within $\varepsilon$.
 
-    `objectives` holds one $c$ per line, asked of every row; without it, each key's weight. At most `STEPS` steps are
-    taken, and an end stops when it is known to 1e-8. Whatever they did, the ends are valid: they are evaluated with a
-    margin for rounding, and contain the row's own reading. `deadline` is asked between portions of the work; what is
-    left then has the ends that hold for any attention, and a gap of NaN.
+    At most `STEPS` steps are taken, and an end stops when it is known to 1e-8. Whatever they did, the ends are valid:
+    they are evaluated with a margin for rounding, and contain the row's own reading. The clock is looked at between
+    portions of the work; what is left `until` then has the ends that hold for any attention, and a gap of NaN.
     """
     keys, rank = rows.basis.shape[1:]
-    asked = torch.eye(keys).to(rows.attention) if objectives is None else objectives.to(rows.attention)
     if epsilon:
         rows = rows._replace(free=torch.ones_like(rows.free))
-    bounds = unbounded(rows, Wanted(objectives=asked))
+    bounds = unbounded(rows, wanted)
+    columns = torch.ones(bounds.lower.shape[1], dtype=torch.bool)
+    if wanted.keys is not None:
+        columns[:keys] = wanted.keys.cpu()
+    columns = columns.nonzero()[:, 0].to(rows.group.device)
+    asked = wanted._replace(keys=None, objectives=wanted.all_objectives(rows)[:, columns])
     room = _numbers(rows.group.device)
-    block = max(1, min(len(asked), room // (16 * keys + 2 * rank**2)))
+    block = max(1, min(len(columns), room // (16 * keys + 2 * rank**2)))
     portion = max(1, room // (keys * rank**2 + block * (16 * keys + 2 * rank**2)))
     for chosen in rows.free.nonzero()[:, 0].split(portion):
-        found = _bounds_of(rows.some(chosen), asked, block, epsilon, deadline)
-        for every, part in zip(bounds, found, strict=True):
-            every[chosen] = part
-    return bounds
+        found = _bounds_of(rows.some(chosen), asked.of_rows(chosen), block, epsilon)
+        for every, part in zip(bounds[:3], found[:3], strict=True):
+            every[chosen[:, None], columns] = part
+    return ordered(rows, wanted, bounds) if wanted.keys is not None and wanted.top else bounds
 
 
 def _numbers(device: torch.device) -> int:
@@ -74,33 +66,39 @@ def _numbers(device: torch.device) -> int:
     return room // 8
 
 
-def _bounds_of(
-    rows: Rows, asked: Float[Tensor, "objective key"], block: int, epsilon: float, deadline: Callable[[], bool]
-) -> Bounds:
+def _bounds_of(rows: Rows, wanted: Wanted, block: int, epsilon: float) -> Bounds:
     """Bound all readings of some rows. Upper ends come first: what they attain settles most lower ends."""
-    known = unbounded(rows, Wanted(objectives=asked))
-    raw = rows.attention @ asked.mT
+    known = unbounded(rows, wanted)
+    c = wanted.all_objectives(rows)
+    raw = _readings(rows.attention[:, None], c)[:, 0]
     # Of c and of -c: what no attention exceeds, and what some attention attains.
     proven = torch.stack([known.upper, -known.lower])
     attained = torch.stack([raw, -raw])
-    finished = torch.zeros(2, len(asked), dtype=torch.bool, device=asked.device)
+    finished = torch.zeros(2, c.shape[1], dtype=torch.bool, device=c.device)
     frame = None
     for side, sign in enumerate((1, -1)):
-        for some in torch.arange(len(asked), device=asked.device).split(block):
-            if deadline():
+        for some in torch.arange(c.shape[1], device=c.device).split(block):
+            if time.monotonic() > wanted.until:
                 break
             pending = (proven[side] - attained[side])[:, some] > _ENOUGH
             if pending.any():
                 frame = frame or _frame(rows, epsilon)
-                bound, x = _programs(frame, sign * asked[some], pending)
+                bound, x = _programs(frame, sign * c[:, some], pending)
                 proven[side][:, some] = torch.minimum(proven[side][:, some], bound)
-                readings = x @ asked.mT
+                readings = _readings(x, c)
                 attained = torch.maximum(attained, torch.stack([readings.amax(1), -readings.amin(1)]))
             finished[side, some] = True
     upper = torch.maximum(proven[0], raw)
     lower = torch.minimum(-proven[1], raw)
     gap = torch.maximum(upper - attained[0], -attained[1] - lower)
     return Bounds(lower, upper, gap.masked_fill(~finished.all(0), torch.nan), known.order)
+
+
+def _readings(
+    weights: Float[Tensor, "row some key"], c: Float[Tensor, "_ objective key"]
+) -> Float[Tensor, "row some objective"]:
+    """Return each $c \\cdot a'$; one product where rows share objectives."""
+    return weights @ (c[0] if len(c) == 1 else c).mT
 
 
 class _Frame(NamedTuple):
@@ -175,11 +173,12 @@ def _orthonormal(wide: Float[Tensor, "row key rank"], curve: Tensor | None) -> t
 
 
 def _programs(
-    frame: _Frame, c: Float[Tensor, "objective key"], pending: Bool[Tensor, "row objective"]
+    frame: _Frame, c: Float[Tensor, "_ objective key"], pending: Bool[Tensor, "row objective"]
 ) -> tuple[Float[Tensor, "row objective"], Float[Tensor, "row program key"]]:
     """Maximise readings: return a proven bound of each (infinite where it is not pending), and attention found."""
     most = int(pending.sum(1).max())
     chosen = pending.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    c = c.expand(len(chosen), -1, -1)[torch.arange(len(chosen), device=c.device)[:, None], chosen]
     raw = frame.rows.attention[:, None] / frame.centre
 
     def bound(space: Space, state: State) -> Tensor:
@@ -188,10 +187,10 @@ def _programs(
         proven = (raw * state.sigma).sum(-1, keepdim=True) - slack.amin(-1, keepdim=True)
         return proven if space.ball is None else proven + (state.z @ space.ball.pull.mT).norm(dim=-1, keepdim=True)
 
-    start = _begin(frame.space, frame.start, c[chosen] * frame.centre)
+    start = _begin(frame.space, frame.start, c * frame.centre)
     z, xi = follow(frame.space, start, pending.gather(1, chosen), bound, steps=STEPS, enough=_ENOUGH)
     proven = torch.full(pending.shape, torch.inf).to(raw)
-    found = proven_maximum(frame.rows, c[chosen], z @ frame.turn.mT, epsilon=frame.epsilon)
+    found = proven_maximum(frame.rows, c, z @ frame.turn.mT, epsilon=frame.epsilon)
     return proven.scatter(1, chosen, found), _feasible(frame, xi)
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from identikit.maths.linalg import BYTES
+from identikit.maths.measures import certain_order
 from identikit.maths.polytope.rows import Rows
 from identikit.shapes import Bool, Float, Int, Tensor
 
@@ -92,10 +93,6 @@ class Bounds(NamedTuple):
         size = torch.cat([size.new_ones(len(size), self.lower.shape[1] - size.shape[1]), size], dim=1)
         size = size.to(self.lower)
         return Bounds(self.lower * size, self.upper * size, self.gap * size, self.order)
-
-    def columns(self, chosen: slice) -> "Bounds":
-        """Return some of the quantities."""
-        return Bounds(self.lower[:, chosen], self.upper[:, chosen], self.gap[:, chosen], self.order)
 
 
 def unbounded(rows: Rows, wanted: Wanted) -> Bounds:
@@ -231,28 +228,22 @@ def proven_maximum(
     return bound
 
 
-def ordered(rows: Rows, bounds: Bounds, top: int) -> Bounds:
-    """Read from the ends of all keys how many of the strongest edges, up to `top`, are certainly in that order.
+def ordered(rows: Rows, wanted: Wanted, bounds: Bounds) -> Bounds:
+    """Read from the ends of asked keys how many of the strongest, up to `top`, are certainly in that order."""
+    assert wanted.keys is not None
+    n = rows.attention.shape[1]
+    asked = rows.visible & wanted.keys.to(rows.visible.device)
 
-    An edge is certainly above another if its lower end is above the other's upper end. It is certainly not if some
-    attention gives the other more than this one can have there.
-    """
-    place = strongest_keys(rows, rows.visible)
-    lower = bounds.lower.gather(1, place)
-    upper = bounds.upper.gather(1, place)
-    attained = upper - bounds.gap.gather(1, place).nan_to_num(1.0)
-    count = torch.zeros_like(bounds.order)
-    certain = torch.ones_like(rows.free)
-    beaten = torch.zeros_like(certain)
-    for at in range(min(top, place.shape[1])):
-        others = upper[:, at + 1 :]
-        reached = attained[:, at + 1 :]
-        above = (lower[:, at, None] >= others).all(-1) & (rows.visible.sum(-1) > at)
-        if at == 0:
-            beaten = (reached > torch.minimum(upper[:, :1], 1 - reached)).any(-1)
-        certain = certain & above
-        count += certain
-    return bounds._replace(order=torch.where((count == 0) & ~beaten, -1, count))
+    def compare(row: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """Some attention gives the second key what is attained, and so the first at most the rest of 1."""
+        most = bounds.upper[row, second]
+        attained = most - bounds.gap[row, second].nan_to_num(1.0)
+        reached = attained - torch.minimum(bounds.upper[row, first], 1 - attained)
+        ahead = most - bounds.lower[row, first]
+        return ahead, ahead - reached
+
+    order = certain_order(rows.attention, (bounds.lower[:, :n], bounds.upper[:, :n]), asked, compare, wanted.top)
+    return bounds._replace(order=order.sources)
 
 
 def strongest_keys(rows: Rows, asked: Bool[Tensor, "row key"]) -> Int[Tensor, "row key"]:

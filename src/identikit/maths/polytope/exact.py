@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
+from identikit.maths.measures import TIE, certain_order
 from identikit.maths.polytope.bounds import (
     Bounds,
     Proposed,
@@ -25,7 +26,6 @@ from identikit.shapes import Bool, Float, Int, Tensor
 GAP = 1e-8  # an exact end whose gap is larger is computed again
 FIRST = {"cpu": 1, "cuda": 1024}  # in the first portion of what is done against the clock; later ones grow
 _LONGEST = 10.0  # seconds between looks at the clock, about
-TIE = 1e-9  # a weight that exceeds another by less is as large
 
 Solver = Callable[..., Proposed]
 
@@ -39,10 +39,10 @@ def exact_bounds(rows: Rows, wanted: Wanted) -> Bounds:
     """
     wanted, size = wanted.scaled()
     bounds = unbounded(rows, wanted)
-    solve = _solver(rows)
     duals = 2 * bounds.lower.shape[1] * rows.basis.shape[2]
-    for chosen in _portions(rows.free.nonzero()[:, 0], fitting(rows, duals)):
-        part = _bounds_of(rows.some(chosen), wanted.of_rows(chosen), solve)
+    free = rows.free.nonzero()[:, 0]
+    for chosen in free.split(fitting(rows, duals)) if len(free) else ():
+        part = _bounds_of(rows.some(chosen), wanted.of_rows(chosen))
         for every, some in zip(bounds, part, strict=True):
             every[chosen] = some
     return bounds if size is None else bounds.times(size)
@@ -64,12 +64,11 @@ def greatest(
     known = unbounded(rows, wanted)
     bound = known.upper
     gap = known.gap
-    solve = _solver(rows)
     free = rows.free.nonzero()[:, 0]
     for chosen in paced(free, until, most=fitting(rows, 2 * c.shape[1] * rows.basis.shape[2])):
         some = rows.some(chosen)
         asked = wanted.of_rows(chosen)
-        proposed = _solved_again(some, asked, solve, both=False)
+        proposed = _solved(some, asked, both=False)
         reached = proposed.greatest - proposed.missed(proposed.upper)
         attained = torch.where(proposed.failed[:, None], own[chosen], reached)
         proven = proven_maximum(some, asked.all_objectives(some), proposed.upper).minimum(bound[chosen])
@@ -98,15 +97,10 @@ def paced(
         size = min(2 * size, rate * _LONGEST + 1, rate * (until - now))
 
 
-def _portions(places: Int[Tensor, "some"], most: int) -> tuple[Tensor, ...]:
-    """Return places in portions; none where there are none."""
-    return places.split(most) if len(places) else ()
-
-
 @one_thread()
 def proposals(rows: Rows, objectives: Float[Tensor, "row quantity key"]) -> Proposed:
     """Return what solvers propose for the ends of each row's objectives: dual vectors, and vertices."""
-    return _solved_again(rows, Wanted(objectives=objectives), _solver(rows), vertices=True)
+    return _solved(rows, Wanted(objectives=objectives), vertices=True)
 
 
 @one_thread()
@@ -118,21 +112,26 @@ def extreme_rows(
     A row that is not free is its own only attention.
     """
     own = rows.attention[:, None, None].expand(-1, objectives.shape[1], 2, -1)
-    proposed = _solved_again(rows, Wanted(objectives=objectives), _solver(rows), vertices=True)
+    proposed = proposals(rows, objectives)
     weights = proposed.vertices.clamp(min=0)
     weights = weights / weights.sum(-1, keepdim=True)
     solved = rows.free & ~proposed.failed
     return torch.where(solved[:, None, None, None], weights, own), proposed.failed
 
 
-def _solver(rows: Rows) -> Solver:
-    """Return what solves these rows: compiled code where it is available, otherwise one linear program per end."""
+def _solvers(rows: Rows) -> list[Solver]:
+    """Return what solves these rows, each what those before it leave: on the GPU, compiled, one program per end."""
+    solvers: list[Solver] = []
     if rows.attention.is_cuda and find_spec("triton") is not None:
         from identikit.maths.polytope import cuda
 
         if rows.attention.shape[1] <= cuda.LONGEST:
-            return cuda.propose
-    return propose_plainly if find_spec("numba") is None else propose
+            solvers.append(cuda.propose)
+    if find_spec("numba") is not None:
+        solvers.append(propose)
+    if find_spec("scipy") is not None:
+        solvers.append(propose_plainly)
+    return solvers
 
 
 def compile_solver(device: torch.device) -> None:
@@ -147,11 +146,11 @@ def compile_solver(device: torch.device) -> None:
     extreme_rows(rows, third[None] * 3)
 
 
-def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:
+def _bounds_of(rows: Rows, wanted: Wanted) -> Bounds:
     """Bound rows that are all free."""
-    proposed = _solved_again(rows, wanted, solve)
+    proposed = _solved(rows, wanted)
     bounds = proven_bounds(rows, wanted, proposed)
-    for other in _others(solve):
+    for other in _solvers(rows)[1:]:
         loose = ((bounds.gap > GAP) & ~proposed.failed[:, None]).any(-1).nonzero()[:, 0]
         if not len(loose):
             break
@@ -163,97 +162,65 @@ def _bounds_of(rows: Rows, wanted: Wanted, solve: Solver) -> Bounds:
         bounds.gap[loose] = bounds.gap[loose].fmin(again.gap)
     if wanted.keys is None or not wanted.top:
         return bounds
-    return bounds._replace(order=_certain_order(rows, wanted, bounds, proposed.ahead, solve))
+    return bounds._replace(order=_certain_order(rows, wanted, bounds, proposed.ahead))
 
 
-def _others(solve: Solver) -> list[Solver]:
-    """Return what solves again what a solver leaves loose: after a GPU the CPU's compiled code, then plain programs."""
-    if solve in (propose, propose_plainly) or find_spec("numba") is None:
-        return [_solved_plainly]
-    return [propose, _solved_plainly]
-
-
-def _solved_again(rows: Rows, wanted: Wanted, solve: Solver, *, both: bool = True, vertices: bool = False) -> Proposed:
-    """Return what a solver proposes, and for the rows that it gives up what plain linear programs do."""
-    proposed = solve(rows, wanted, both=both, vertices=vertices)
-    failed = proposed.failed.nonzero()[:, 0]
-    if not len(failed) or solve is propose_plainly:
-        return proposed
-    again = _solved_plainly(rows.some(failed), wanted.of_rows(failed), both=both, vertices=vertices)
-    for every, some in zip(proposed, again, strict=True):
-        every[failed] = some.to(every)
+def _solved(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
+    """Return what the first solver proposes, and for rows that it gives up what the next ones do."""
+    first, *others = _solvers(rows) or [_nothing]
+    proposed = first(rows, wanted, both=both, vertices=vertices)
+    for solver in others:
+        failed = proposed.failed.nonzero()[:, 0]
+        if not len(failed):
+            break
+        again = solver(rows.some(failed), wanted.of_rows(failed), both=both, vertices=vertices)
+        for every, some in zip(proposed, again, strict=True):
+            every[failed] = some.to(every)
     return proposed
 
 
-def _solved_plainly(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
-    """Return what plain linear programs propose; without scipy, these rows remain unsolved."""
-    if find_spec("scipy") is None:
-        return Proposed.nothing(rows, wanted, vertices=vertices)._replace(failed=rows.free.clone())
-    return propose_plainly(rows, wanted, both=both, vertices=vertices)
+def _nothing(rows: Rows, wanted: Wanted, *, both: bool, vertices: bool) -> Proposed:
+    """Solve no row."""
+    return Proposed.nothing(rows, wanted, vertices=vertices)._replace(failed=rows.free.clone())
 
 
 def _certain_order(
-    rows: Rows, wanted: Wanted, bounds: Bounds, ahead: Float[Tensor, "row top key"], solve: Solver
+    rows: Rows, wanted: Wanted, bounds: Bounds, ahead: Float[Tensor, "row top key"]
 ) -> Int[Tensor, "row"]:
-    r"""Count the strongest asked edges, up to `top`, whose order is the same in the row's whole set.
+    """Count the strongest asked edges, up to `top`, whose order is the same in the row's whole set; -1: not decided.
 
-    Edge k is certainly above m if $\max a'_m - a'_k \le 0$. The ends settle most pairs: k's lower end is above m's
-    upper end, or m is ahead where it is greatest itself. The others take a program each. -1: not decided.
+    Where their ends do not tell, and one is not `ahead` where it is greatest itself, two edges take a program.
     """
     assert wanted.keys is not None
-    asked = rows.visible & wanted.keys.to(rows.visible.device)
-    strongest = strongest_keys(rows, asked)
-    count = asked.sum(-1)
     n = rows.attention.shape[1]
-    order = torch.zeros_like(rows.group)
-    going = ~bounds.gap[:, :n].isnan().where(asked, torch.tensor(False, device=asked.device)).any(-1)
-    order[~going] = -1
-    for place in range(min(wanted.top, n)):
-        going = going & (place < count)
-        key = strongest[:, place : place + 1]
-        asked = asked.scatter(1, key, False)
-        contested = asked & (bounds.upper[:, :n] > bounds.lower.gather(1, key)) & going[:, None]
-        going = going & ~(contested & (ahead[:, place] > TIE)).any(-1)
-        left = (going & contested.any(-1)).nonzero()[:, 0]
-        if len(left):
-            beaten, proven = _compared(rows.some(left), key[left], contested[left], solve)
-            if place == 0:
-                order[left[~beaten & ~proven]] = -1
-            going[left] = proven & ~beaten
-        order[going] = place + 1
-    return order
+    asked = rows.visible & wanted.keys.to(rows.visible.device)
+    known = ~(bounds.gap[:, :n].isnan() & asked).any(-1)
+    strongest = strongest_keys(rows, asked)[:, : wanted.top]
+
+    def compare(row: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        place = (strongest[row] == first[:, None]).byte().argmax(-1)
+        most = ahead[row, place, second]
+        gap = torch.zeros_like(most)
+        left = (most <= TIE).nonzero()[:, 0]
+        most[left], gap[left] = apart(rows, row[left], first[left], second[left])
+        return most, gap
+
+    ends = bounds.lower[:, :n], bounds.upper[:, :n]
+    order = certain_order(rows.attention, ends, asked & known[:, None], compare, wanted.top)
+    return order.sources.masked_fill(~known, -1)
 
 
-def _compared(
-    rows: Rows, key: Int[Tensor, "row 1"], contested: Bool[Tensor, "row key"], solve: Solver
-) -> tuple[Bool[Tensor, "row"], Bool[Tensor, "row"]]:
-    """Tell in which rows some contested edge can be above the key's, and in which it is proven that none can.
-
-    The likeliest edge is tried first: where it can, the others need no program.
-    """
-    likeliest = rows.attention.masked_fill(~contested, -1.0).argmax(-1, keepdim=True)
-    first = torch.zeros_like(contested).scatter(1, likeliest, True)
-    beaten, proven = _tried(rows, key, first, solve)
-    left = (proven & (contested.sum(-1) > 1)).nonzero()[:, 0]
-    n = contested.shape[1]
-    for some in _portions(left, fitting(rows, n * n)):
-        others = (contested & ~first)[some]
-        beaten[some], proven[some] = _tried(rows.some(some), key[some], others, solve)
-    return beaten, proven
-
-
-def _tried(
-    rows: Rows, key: Int[Tensor, "row 1"], others: Bool[Tensor, "row key"], solve: Solver
-) -> tuple[Bool[Tensor, "row"], Bool[Tensor, "row"]]:
-    """Solve one program for each of the other edges, of which every row has one at least."""
-    most = int(others.sum(-1).max())
-    other = others.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
-    real = others.gather(1, other)
-    difference = rows.attention.new_zeros(len(key), most, others.shape[1])
-    difference.scatter_(2, other[..., None], 1.0)
-    difference.scatter_add_(2, key[:, None].expand(-1, most, 1), -torch.ones_like(difference[..., :1]))
-    difference *= real[..., None]
-    proposed = _solved_again(rows, Wanted(objectives=difference), solve, both=False)
-    beaten = ((proposed.greatest > TIE) & real).any(-1) & ~proposed.failed
-    proven = (proven_maximum(rows, difference, proposed.upper) <= TIE).all(-1)
-    return beaten, proven
+def apart(
+    rows: Rows,
+    row: Int[Tensor, "pair"],
+    first: Int[Tensor, "pair"],
+    second: Int[Tensor, "pair"],
+    scales: Float[Tensor, "pair key"] | None = None,
+) -> tuple[Float[Tensor, "pair"], Float[Tensor, "pair"]]:
+    """Return the most by which the second key's weight, times its scale, can exceed the first's, and the gaps."""
+    objectives = rows.attention.new_zeros(len(row), rows.attention.shape[1])
+    every = torch.arange(len(row), device=row.device)
+    for key, sign in ((first, -1.0), (second, 1.0)):
+        objectives[every, key] = sign if scales is None else sign * scales[every, key]
+    bound, gap = greatest(rows.some(row), objectives[:, None])
+    return bound[:, 0], gap[:, 0]

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from identikit.maths import threads
 from identikit.maths.linalg import Resolution, column_scales, rounding_unit
-from identikit.maths.visible import Visible, visible_from_mask
+from identikit.maths.visible import Visible
 from identikit.shapes import Bool, Float, Int, Tensor
 
 _NEAR = (1 / 8, 4.0)  # of the cutoff: singular values about as large as rounding; noise itself is 13 times below it
@@ -275,24 +275,6 @@ class Lengths(NamedTuple):
 
     through: Float[Tensor, "matrix d_v d"]
     which: Sequence[int]
-
-
-def rows_of(
-    attention: Float[Tensor, "row key"],
-    values: Float[Tensor, "key d_v"],
-    visible: Bool[Tensor, "row key"],
-    rank: Int[Tensor, "row"],
-    through: Float[Tensor, "d_v d"] | None = None,
-    *,
-    sink: bool = False,
-) -> Rows:
-    """Describe rows of one head: their attention, its values, the keys each row sees, and the rank of the values there.
-
-    `through` and `sink` are as in `Lengths` and `Polytopes`.
-    """
-    polytopes = Polytopes.of(values[None], visible_from_mask(visible, len(visible)), rank[None], sink=sink)
-    lengths = None if through is None else Lengths(through[None], [0] * len(attention))
-    return polytopes.rows([0] * len(attention), torch.arange(len(attention), device=rank.device), attention, lengths)
 
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
