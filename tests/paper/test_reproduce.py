@@ -108,8 +108,8 @@ def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeyp
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("computed again")
 
-    for name in ("fit_maps", "measure", "hidden_states"):
-        monkeypatch.setattr(work, name, refuse)
+    monkeypatch.setattr(inputs, "run_experiment", refuse)
+    monkeypatch.setattr(work, "hidden_states", refuse)
     monkeypatch.setattr(inputs, "token_attribution", refuse)
     monkeypatch.setattr("identikit.attention.dataset.attend", refuse)
     monkeypatch.setattr("identikit.attribution.dataset.attribute", refuse)

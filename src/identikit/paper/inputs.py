@@ -28,9 +28,8 @@ from identikit.maths.neighbours import DISTANCES
 from identikit.models.machine import device_name, products
 from identikit.models.model import Model
 from identikit.paper import collapse
-from identikit.paper.evidence import SHARES
 from identikit.paper.texts import PASSAGE, PASSAGE_ROWS, PIECES, SENTENCE
-from identikit.paper.work import Rows, Work
+from identikit.paper.work import Work
 from identikit.progress import Progress
 from identikit.results.files import plain
 from identikit.results.provenance import text_hash
@@ -38,13 +37,13 @@ from identikit.runs.run import Run, restored_row
 from identikit.runs.store import COMPUTED, Store
 from identikit.shapes import Tensor
 from identikit.texts.text import Text
-from identikit.tokens.protocol import BLOCKS, MapChoice, Task
+from identikit.tokens.experiments import EXPERIMENTS, Experiment, run_experiment
+from identikit.tokens.protocol import BLOCKS, FOLDS, MapChoice, Settings
 from identikit.version import __version__
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-OFFSETS = (-3, -2, -1, 1, 2, 3)
 LEARNED = ("linear", "mlp")
 COUNTED = ("layer", "test_layer", "head")  # columns that count layers and heads
 
@@ -150,22 +149,57 @@ def _attribution(norm: str) -> Input:
 
 # Token identifiability: each kind of map is a file of rows
 
+Rows = list[dict[str, Any]]
+_BY_SHARE = EXPERIMENTS["generalisation"]._replace(splits=("test",))
+_PREVIOUS = EXPERIMENTS["previous layer"]
+
+
+@dataclass(frozen=True)
+class _Probing:
+    """How rates are measured: which `kinds` of map, in what experiment, and under which `distances`.
+
+    - `last_but_one`: only the maps of the last layer but one, or else of all layers
+    - `folds`: run at most so many of those that the effort allows
+    """
+
+    kinds: tuple[str, ...]
+    experiment: Experiment
+    distances: tuple[str, ...] = DISTANCES
+    last_but_one: bool = False
+    folds: int = FOLDS
+
+    def possible(self, model: Model) -> dict[str, str]:
+        """Return the kinds of map that a model can have: a naive one needs inputs as wide as hidden vectors."""
+        naive = model.d_input == model.d_model
+        return {kind: kind for kind in self.kinds if naive or kind != "naive"}
+
 
 @dataclass(frozen=True)
 class _RatesJob:
     """Fits and tests one kind of map; a worker reads the hidden vectors once."""
 
-    measure: Callable[[Work, str], Rows]
+    probing: _Probing
     work: Work
     _by_model: dict[str, Work] = field(default_factory=dict, compare=False, repr=False)
 
     def compute(self, model: Model, task: str, told: Progress) -> Rows:
         """Return the rates of one kind of map."""
+        probing = self.probing
         work = self.work
         if work.model is not model:
             work = self._by_model.setdefault(model.fingerprint, replace(work, model=model))
+        layers = (max(model.n_layers - 2, 0),) if probing.last_but_one else None
+        settings = Settings(
+            folds=min(probing.folds, work.effort.folds),
+            seed=work.seed,
+            learning_rates=work.effort.learning_rates,
+            epochs=work.effort.epochs,
+            device=str(model.device),
+        )
         with products(work.precision):
-            return plain(list(self.measure(work, task)))
+            choice = MapChoice((task,), probing.distances, layers)
+            measured = run_experiment(probing.experiment, work.states, choice, settings, work.progress)
+        return plain([rate._asdict() for rate in measured.rates])
 
 
 def _frame(rows: Rows) -> "DataFrame":
@@ -174,48 +208,23 @@ def _frame(rows: Rows) -> "DataFrame":
     return DataFrame([restored_row(row) for row in rows])
 
 
-def _identity(name: str, kinds: tuple[str, ...], measure: Callable[[Work, str], Rows]) -> Input:
-    """Return an input of token identifiability; a naive map needs inputs as wide as hidden vectors."""
-
-    def possible(work: Work) -> dict[str, str]:
-        naive = work.model.d_input == work.model.d_model
-        return {kind: kind for kind in kinds if naive or kind != "naive"}
+def _identity(name: str, probing: _Probing) -> Input:
+    """Return an input of token identifiability."""
 
     def gather(work: Work, store: Store) -> Rows:
-        rates = Run(store, work.engine).parts(work.model, _RatesJob(measure, work), possible(work), what=name)
+        job = _RatesJob(probing, work)
+        rates = Run(store, work.engine).parts(work.model, job, probing.possible(work.model), what=name)
         return [row | {"model": work.model.name} for rows in rates for row in rows]  # it may have been renamed since
 
     def unmet(work: Work) -> str | None:
         if len(work.texts) < BLOCKS:
             return f"needs at least {BLOCKS} texts"
-        if not possible(work):
+        if not probing.possible(work.model):
             return "not applicable: inputs and hidden vectors differ in size, so there is no naive map"
         return None
 
     reads = ("folds", "learning_rates", "epochs", "precision", "seed")
     return Input(name, (name,), gather, lambda rows: from_one({name: _frame(rows)}), reads, unmet)
-
-
-def _same_and_across(work: Work, kind: str) -> Rows:
-    maps = work.fit(MapChoice((kind,), DISTANCES), [Task()], work.effort.folds)
-    return work.rates(maps, test_layers=range(work.model.n_layers)) + work.rates(maps, splits=("train",))
-
-
-def _by_share(work: Work, kind: str) -> Rows:
-    layer = max(work.model.n_layers - 2, 0)
-    tasks = [Task(data_share=share) for share in SHARES]
-    return work.rates(work.fit(MapChoice((kind,), ("l2",), (layer,)), tasks, 1))
-
-
-def _to_previous(work: Work, kind: str, all_folds: bool = False) -> Rows:
-    """Test across single layers, in all folds where no map is trained, so that they cost nothing."""
-    folds = work.effort.folds if all_folds else 1
-    return work.rates(work.fit(MapChoice((kind,), DISTANCES), [Task(target="previous")], folds))
-
-
-def _neighbours(work: Work, kind: str) -> Rows:
-    maps = work.fit(MapChoice((kind,), DISTANCES), [Task(offset=offset) for offset in OFFSETS], 1)
-    return sorted(work.rates(maps), key=lambda row: row["offset"])
 
 
 # The paper's two examples, and the products of matrices
@@ -318,12 +327,12 @@ INPUTS: Mapping[str, Input[Any]] = {
             ("rows", "seed"),
         ),
         *(_attribution(norm) for norm in NORMS),
-        _identity("rates", ("naive", *LEARNED), _same_and_across),
-        _identity("shares", ("mlp",), _by_share),
-        _identity("previous", ("naive", *LEARNED), _to_previous),
-        _identity("untuned", ("naive",), partial(_to_previous, all_folds=True)),
-        _identity("finetuned", ("naive",), partial(_to_previous, all_folds=True)),
-        _identity("neighbours", LEARNED, _neighbours),
+        _identity("rates", _Probing(("naive", *LEARNED), Experiment(on_all_layers=True, splits=("test", "train")))),
+        _identity("shares", _Probing(("mlp",), _BY_SHARE, ("l2",), last_but_one=True, folds=1)),
+        _identity("previous", _Probing(("naive", *LEARNED), _PREVIOUS, folds=1)),
+        _identity("untuned", _Probing(("naive",), _PREVIOUS)),  # no map is trained, so all folds cost nothing
+        _identity("finetuned", _Probing(("naive",), _PREVIOUS)),
+        _identity("neighbours", _Probing(LEARNED, EXPERIMENTS["neighbours"], folds=1)),
         Input(
             "passage",
             ("passage",),
