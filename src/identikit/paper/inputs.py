@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 LEARNED = ("linear", "mlp")
+TAGS = "tags.json"  # kept beside contributions, so that figures by tag can be drawn where there is no tagger
 COUNTED = ("layer", "test_layer", "head")  # columns that count layers and heads
 
 Gathered = TypeVar("Gathered")
@@ -65,12 +66,11 @@ class Input(Generic[Gathered]):
     unmet: Callable[[Work], str | None] = lambda work: None
 
     def store(self, work: Work, out: str) -> Store:
-        """Return the input's folder under `out`; an input that reads tags has another one where there is no tagger."""
+        """Return the input's folder under `out`."""
         name = re.sub("[^a-zA-Z0-9.-]+", "_", work.data.rpartition("/")[2])
         if name != work.data:  # a file, which may be moved
             name = f"{name}-{text_hash(work.texts)[:8]}"
-        folder = f"{out}/inputs/{name}/{self.name}"
-        chosen = asdict(work.effort) | {"precision": work.precision, "seed": work.seed, "tags": True}
+        chosen = asdict(work.effort) | {"precision": work.precision, "seed": work.seed}
         settings = {
             "texts": text_hash(work.texts),
             "pieces": PIECES,
@@ -81,10 +81,7 @@ class Input(Generic[Gathered]):
             **{name: chosen[name] for name in self.reads},
         }
         recorded = {"data": {"source": work.data}, "model": {"name": work.model.name}}
-        kept = Store(folder, settings, recorded)
-        if "tags" not in self.reads or work.tagger is not None or kept.has(COMPUTED):  # kept tags need no tagger
-            return kept
-        return Store(f"{folder}-untagged", settings | {"tags": False}, recorded)
+        return Store(f"{out}/inputs/{name}/{self.name}", settings, recorded)
 
     def gathered(self, work: Work, store: Store) -> Gathered:
         """Return the input's numbers; what its folder keeps is not computed again."""
@@ -122,8 +119,11 @@ def _intervals(work: Work, store: Store) -> dict[str, Tensor]:
     return attention_statistics(work.model, work.texts, run, options, only_intervals=True)
 
 
+Contributions = tuple[Mixing, PerToken, list[str] | None]  # with the tag of each token, where they are tagged
+
+
 def _attribution(norm: str) -> Input:
-    def gather(work: Work, store: Store) -> tuple[Mixing, PerToken]:
+    def gather(work: Work, store: Store) -> Contributions:
         options = AttributionOptions(
             probes="exact" if norm == "sum" else work.effort.probes,  # one direction per target: exact is cheap there
             norm=norm,
@@ -133,10 +133,15 @@ def _attribution(norm: str) -> Input:
             max_tokens=PIECES,
         )
         run = Run(store, work.engine, progress=lambda what, done, total: work.progress(f"{norm} {what}", done, total))
-        return attribution_statistics(work.model, work.texts, run, options, tagger=work.tagger)
+        statistics = attribution_statistics(work.model, work.texts, run, options)
+        tags = store.usable(TAGS, store.read_json)
+        if tags is None and work.tags is not None:
+            tags = work.tags
+            store.write_json(TAGS, tags)
+        return *statistics, tags
 
-    def frames(gathered: tuple[Mixing, PerToken]) -> "dict[str, DataFrame]":
-        tables = from_one(attribution_tables.frames(gathered[0]))
+    def frames(gathered: Contributions) -> "dict[str, DataFrame]":
+        tables = from_one(attribution_tables.frames(*gathered))
         return {f"{name} {norm}": frame for name, frame in tables.items()}
 
     def unmet(work: Work) -> str | None:
@@ -144,7 +149,7 @@ def _attribution(norm: str) -> Input:
         return "needs every direction: leave out --first" if sampled else None
 
     names = tuple(f"{name} {norm}" for name in ("own", "groups", "offsets", "tags"))
-    return Input(f"attribution-{norm}", names, gather, frames, ("probes", "precision", "seed", "tags"), unmet)
+    return Input(f"attribution-{norm}", names, gather, frames, ("probes", "precision", "seed"), unmet)
 
 
 # Token identifiability: each kind of map is a file of rows

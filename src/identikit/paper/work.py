@@ -53,6 +53,14 @@ class Work:
         return [len(text) for text in self.model.encode(self.texts, truncate=True, max_tokens=PIECES)]
 
     @cached_property
+    def tags(self) -> list[str] | None:
+        """The part of speech of each token of all texts; None where there is no tagger."""
+        if self.tagger is None:
+            return None
+        encoded = self.model.encode(self.texts, truncate=True, max_tokens=PIECES)
+        return [tag for text in encoded for tag in self.tagger(text)]
+
+    @cached_property
     def states(self) -> HiddenStates:
         """The hidden vectors of all texts."""
         return hidden_states(self.model, self.texts, truncate=True, max_tokens=PIECES, progress=self.progress)
