@@ -108,8 +108,8 @@ def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeyp
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(inputs, "run_experiment", refuse)
-    monkeypatch.setattr(work, "hidden_states", refuse)
+    for name in ("run_experiment", "hidden_states"):
+        monkeypatch.setattr(f"identikit.tokens.dataset.{name}", refuse)
     monkeypatch.setattr(inputs, "token_attribution", refuse)
     monkeypatch.setattr("identikit.attention.dataset.attend", refuse)
     monkeypatch.setattr("identikit.attribution.dataset.attribute", refuse)
@@ -225,7 +225,7 @@ def test_what_was_left_or_damaged_is_computed_again_and_a_bad_text_stops_only_on
     def refuse(*_: object, **__: object) -> None:
         raise InputError("text 28 has 1 token: leave it out.")
 
-    monkeypatch.setattr(work, "hidden_states", refuse)
+    monkeypatch.setattr("identikit.tokens.dataset.hidden_states", refuse)
     kept.unlink()
     report = reproduce.reproduce(model, plan(data, "fig1a", "fig11"), str(copied))
     assert report.drawn == ("fig1a",)
@@ -291,7 +291,7 @@ def test_texts_are_cut_as_in_the_paper_and_layers_and_heads_count_from_one(
         monkeypatch.setattr(module, "PIECES", 10)
     cut = work.Work(model, "made up", ["w4 " * 30, "w5 w6 w7"])
     assert cut.lengths[0] == 10 > cut.lengths[1]
-    assert cut.states.lengths.tolist() == cut.lengths
+    assert cut.states.of(model).lengths.tolist() == cut.lengths
     counted: dict[str, set[int]] = {"layer": set(), "head": set()}
     for name in ("attention", "intervals", "attribution-sum"):
         tables = INPUTS[name].tables(cut, INPUTS[name].store(cut, str(tmp_path)))

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -135,8 +135,9 @@ def pack(statistics: Mixing) -> Numbers:
 
 def unpack(packed: Mapping[str, Tensor]) -> Mixing:
     """Return what `pack` was given."""
-    offsets = {name: Offsets(packed[f"{name} sums"], packed[f"{name} pairs"]) for name in _OFFSETS}
-    return Mixing(**{name: packed[name] for name in _GROUPS}, **offsets)
+    fields: dict[str, Any] = {name: packed[name] for name in _GROUPS}
+    fields |= {name: Offsets(packed[f"{name} sums"], packed[f"{name} pairs"]) for name in _OFFSETS}
+    return Mixing(**fields)
 
 
 def frames(whole: Mixing, tokens: PerToken, tags: Sequence[str] | None = None) -> dict[str, "DataFrame"]:

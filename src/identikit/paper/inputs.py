@@ -8,7 +8,7 @@ The library counts layers and heads from 0, the paper from 1: `from_one` is the 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -25,20 +25,19 @@ from identikit.errors import InputError
 from identikit.maths.jacobian import NORMS
 from identikit.maths.mixing import Mixing
 from identikit.maths.neighbours import DISTANCES
-from identikit.models.machine import device_name, products
-from identikit.models.model import Model
+from identikit.models.machine import device_name
 from identikit.paper import collapse
 from identikit.paper.texts import PASSAGE, PASSAGE_ROWS, PIECES, SENTENCE
 from identikit.paper.work import Work
-from identikit.progress import Progress
 from identikit.results.files import plain
 from identikit.results.provenance import text_hash
 from identikit.runs.run import Run, restored_row
 from identikit.runs.store import COMPUTED, Store
 from identikit.shapes import Tensor
 from identikit.texts.text import Text
-from identikit.tokens.experiments import EXPERIMENTS, Experiment, run_experiment
-from identikit.tokens.protocol import BLOCKS, FOLDS, MapChoice, Settings
+from identikit.tokens.dataset import IdentifiabilityJob
+from identikit.tokens.experiments import EXPERIMENTS, Experiment
+from identikit.tokens.protocol import BLOCKS, FOLDS, Settings
 from identikit.version import __version__
 
 if TYPE_CHECKING:
@@ -159,72 +158,42 @@ _BY_SHARE = EXPERIMENTS["generalisation"]._replace(splits=("test",))
 _PREVIOUS = EXPERIMENTS["previous layer"]
 
 
-@dataclass(frozen=True)
-class _Probing:
-    """How rates are measured: which `kinds` of map, in what experiment, and under which `distances`.
-
-    - `last_but_one`: only the maps of the last layer but one, or else of all layers
-    - `folds`: run at most so many of those that the effort allows
-    """
-
-    kinds: tuple[str, ...]
-    experiment: Experiment
-    distances: tuple[str, ...] = DISTANCES
-    last_but_one: bool = False
-    folds: int = FOLDS
-
-    def possible(self, model: Model) -> dict[str, str]:
-        """Return the kinds of map that a model can have: a naive one needs inputs as wide as hidden vectors."""
-        naive = model.d_input == model.d_model
-        return {kind: kind for kind in self.kinds if naive or kind != "naive"}
-
-
-@dataclass(frozen=True)
-class _RatesJob:
-    """Fits and tests one kind of map; a worker reads the hidden vectors once."""
-
-    probing: _Probing
-    work: Work
-    _by_model: dict[str, Work] = field(default_factory=dict, compare=False, repr=False)
-
-    def compute(self, model: Model, task: str, told: Progress) -> Rows:
-        """Return the rates of one kind of map."""
-        probing = self.probing
-        work = self.work
-        if work.model is not model:
-            work = self._by_model.setdefault(model.fingerprint, replace(work, model=model))
-        layers = (max(model.n_layers - 2, 0),) if probing.last_but_one else None
-        settings = Settings(
-            folds=min(probing.folds, work.effort.folds),
-            seed=work.seed,
-            learning_rates=work.effort.learning_rates,
-            epochs=work.effort.epochs,
-            device=str(model.device),
-        )
-        with products(work.precision):
-            choice = MapChoice((task,), probing.distances, layers)
-            measured = run_experiment(probing.experiment, work.states, choice, settings, work.progress)
-        return plain([rate._asdict() for rate in measured.rates])
-
-
 def _frame(rows: Rows) -> "DataFrame":
     from pandas import DataFrame
 
     return DataFrame([restored_row(row) for row in rows])
 
 
-def _identity(name: str, probing: _Probing) -> Input:
-    """Return an input of token identifiability."""
+def _identity(
+    name: str,
+    kinds: tuple[str, ...],
+    experiment: Experiment,
+    *,
+    folds: int = FOLDS,
+    distances: tuple[str, ...] = DISTANCES,
+    last_but_one: bool = False,
+) -> Input:
+    """Return an input of token identifiability, in at most so many folds; maps are of all layers, or of one."""
+
+    def possible(work: Work) -> list[str]:
+        naive = work.model.d_input == work.model.d_model  # such a map needs inputs as wide as hidden vectors
+        return [kind for kind in kinds if naive or kind != "naive"]
 
     def gather(work: Work, store: Store) -> Rows:
-        job = _RatesJob(probing, work)
-        rates = Run(store, work.engine).parts(work.model, job, probing.possible(work.model), what=name)
+        effort = work.effort
+        settings = Settings(
+            folds=min(folds, effort.folds), seed=work.seed, learning_rates=effort.learning_rates, epochs=effort.epochs
+        )
+        layers = (max(work.model.n_layers - 2, 0),) if last_but_one else None
+        job = IdentifiabilityJob(work.states, experiment, distances, settings, work.precision, work.progress)
+        parts = {kind: (kind, layers) for kind in possible(work)}
+        rates = Run(store, work.engine).parts(work.model, job, parts, what=name)
         return [row | {"model": work.model.name} for rows in rates for row in rows]  # it may have been renamed since
 
     def unmet(work: Work) -> str | None:
         if len(work.texts) < BLOCKS:
             return f"needs at least {BLOCKS} texts"
-        if not probing.possible(work.model):
+        if not possible(work):
             return "not applicable: inputs and hidden vectors differ in size, so there is no naive map"
         return None
 
@@ -332,12 +301,12 @@ INPUTS: Mapping[str, Input[Any]] = {
             ("rows", "seed"),
         ),
         *(_attribution(norm) for norm in NORMS),
-        _identity("rates", _Probing(("naive", *LEARNED), Experiment(on_all_layers=True, splits=("test", "train")))),
-        _identity("shares", _Probing(("mlp",), _BY_SHARE, ("l2",), last_but_one=True, folds=1)),
-        _identity("previous", _Probing(("naive", *LEARNED), _PREVIOUS, folds=1)),
-        _identity("untuned", _Probing(("naive",), _PREVIOUS)),  # no map is trained, so all folds cost nothing
-        _identity("finetuned", _Probing(("naive",), _PREVIOUS)),
-        _identity("neighbours", _Probing(LEARNED, EXPERIMENTS["neighbours"], folds=1)),
+        _identity("rates", ("naive", *LEARNED), Experiment(on_all_layers=True, splits=("test", "train"))),
+        _identity("shares", ("mlp",), _BY_SHARE, folds=1, distances=("l2",), last_but_one=True),
+        _identity("previous", ("naive", *LEARNED), _PREVIOUS, folds=1),
+        _identity("untuned", ("naive",), _PREVIOUS),  # no map is trained, so all folds cost nothing
+        _identity("finetuned", ("naive",), _PREVIOUS),
+        _identity("neighbours", LEARNED, EXPERIMENTS["neighbours"], folds=1),
         Input(
             "passage",
             ("passage",),

@@ -1,6 +1,6 @@
 """One model on the texts of one dataset: what inputs are computed from, and how much is computed."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from identikit.attribution.dataset import Tagger
@@ -9,9 +9,8 @@ from identikit.paper.texts import PIECES
 from identikit.progress import Progress, silent
 from identikit.runs.engines import Engine, Local
 from identikit.texts.text import Text
-from identikit.tokens.identify import hidden_states
+from identikit.tokens.dataset import TextStates
 from identikit.tokens.protocol import Settings
-from identikit.tokens.states import HiddenStates
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,6 @@ class Work:
         return [tag for text in encoded for tag in self.tagger(text)]
 
     @cached_property
-    def states(self) -> HiddenStates:
-        """The hidden vectors of all texts."""
-        return hidden_states(self.model, self.texts, truncate=True, max_tokens=PIECES, progress=self.progress)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Leave out what stays in this process: the model, what was read with it, the engine and the progress bar."""
-        stays = {"model": None, "engine": Local(), "progress": silent}
-        return {entry.name: getattr(self, entry.name) for entry in fields(self)} | stays
+    def states(self) -> TextStates:
+        """The hidden vectors of all texts, which several inputs read."""
+        return TextStates(tuple(self.texts), truncate=True, max_tokens=PIECES)
