@@ -233,7 +233,7 @@ def test_what_was_left_or_damaged_is_computed_again_and_a_bad_text_stops_only_on
 
 
 def test_a_tagger_may_come_and_go(model: Model, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Without a tagger the rest is computed; with one the tags are; and what is kept is drawn without it."""
+    """Without a tagger the rest is computed; with one only the tags are; and what is kept is drawn without it."""
     out = str(tmp_path / "run")
 
     def run(tagger: bool) -> Report:
@@ -242,10 +242,10 @@ def test_a_tagger_may_come_and_go(model: Model, data: str, tmp_path: Path, monke
             return reproduce.reproduce(model, plan(data, "fig3a", "own-contribution-falls", "fig26", first=8), out)
 
     assert dict(run(tagger=False).listed) == {"fig26": "no tagger"}
+    monkeypatch.setattr("identikit.attribution.dataset.attribute", lambda *_, **__: pytest.fail("it computes"))
     drawn = run(tagger=True)
     assert "fig3a" in drawn.drawn and "no tagger" not in dict(drawn.listed).values()
     before = content(Path(out))
-    monkeypatch.setattr("identikit.attribution.dataset.attribute", lambda *_, **__: pytest.fail("it computes"))
     assert run(tagger=False).drawn == drawn.drawn
     assert content(Path(out)) == before
 
