@@ -136,9 +136,32 @@ def test_a_model_too_shallow_or_causal_is_told_why():
     assert "causal" in (FIGURES["fig5"].missing(other) or "")
 
 
-def test_correlation():
-    expected = [(row["tokens"], row["pearson"]) for row in rows("correlation")]
-    assert list(zip(data("fig1a")["tokens"], data("fig1a")["pearson"], strict=True)) == expected
+TO_TYPES = "map == '{}' and source == 'all' and target in ('cls', 'sep', 'punctuation')"
+TO_SEPARATORS = "map in ('raw', 'effective') and source in ('sep', 'rest') and target == 'sep'"
+BOX = ["low", "lower", "median", "upper", "high"]
+ROWS: dict[str, tuple[str, str, list[str]]] = {
+    "fig1a": ("correlation", "tokens > 0", ["text", "tokens", "pearson"]),
+    "fig1b": ("types", TO_TYPES.format("raw"), ["target", "layer", "head", "attention"]),
+    "fig1c": ("types", TO_TYPES.format("effective"), ["target", "layer", "head", "attention"]),
+    "fig5": ("types", TO_SEPARATORS, ["map", "source", "layer", "head", "attention"]),
+    "fig3a": ("own frobenius", "layer > 0", ["layer", *BOX]),
+    "fig3b": ("own frobenius", "layer > 0", ["layer", "outweighed"]),
+    "fig40": ("own frobenius", "layer > 0", ["layer", *BOX, "outweighed"]),
+    "fig26": ("tags frobenius", "layer == 1", ["tag", "tokens", *BOX]),
+    "fig31": ("tags frobenius", "layer == 6", ["tag", "tokens", *BOX]),
+    **{
+        name: ("sentence", f"output == {SENTENCE.split().index(token)}", ["layer", "input", "contribution"])
+        for name, token in (("fig19", "[CLS]"), ("fig22", "fit"), ("fig25", "[SEP]"))
+    },
+}
+"""Figures that show rows of a table as they are: the table, which rows, and their columns."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_those_of_the_table(name: str):
+    table, chosen, columns = ROWS[name]
+    expected = made().tables[table].query(chosen)[columns].reset_index(drop=True)
+    assert data(name)[columns].reset_index(drop=True).equals(expected) and len(expected)
 
 
 def test_certain_mass_stands_beside_the_correlation():
@@ -189,17 +212,6 @@ def test_sinks(other: Evidence, group: str):
     assert_same({(row["layer"], row["head"]): row["value_size"] for row in frame.to_dict("records")}, sizes)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("fig1b", "raw"), ("fig1c", "effective")])
-def test_attention_to_types(name: str, kind: str):
-    types = ("cls", "sep", "punctuation")
-    expected = {
-        (row["target"], row["layer"], row["head"]): row["attention"]
-        for row in rows("types")
-        if row["map"] == kind and row["source"] == "all" and row["target"] in types
-    }
-    assert_same(numbers(name, ["target", "layer", "head"], "attention"), expected)
-
-
 def test_raw_and_effective_attention_have_one_scale():
     limits = [figure(name).axes[0].get_ylim() for name in ("fig1b", "fig1c")]
     limits += [axes.get_ylim() for axes in figure("fig5").axes]
@@ -223,15 +235,6 @@ def test_a_causal_model_is_shown_what_it_has():
     table = causal().tables["passage"]  # the first key chooses the head where there are no special tokens
     first = table[table["key"] == 0].groupby("head")["raw"].mean()
     assert passage.data["head"].unique().tolist() == [first.idxmax()]
-
-
-def test_attention_to_separators():
-    expected = {
-        (row["map"], row["source"], row["layer"], row["head"]): row["attention"]
-        for row in rows("types")
-        if row["map"] in ("raw", "effective") and row["source"] in ("sep", "rest") and row["target"] == "sep"
-    }
-    assert_same(numbers("fig5", ["map", "source", "layer", "head"], "attention"), expected)
 
 
 def test_passage():
@@ -344,15 +347,6 @@ def test_confidence_is_that_of_the_summary():
     assert_same(numbers("fig2a", ["map", "distance", "layer"], "low"), expected)
 
 
-@pytest.mark.parametrize(("boxes", "bars"), [("fig3a", "fig3b"), ("fig40", "fig40")])
-def test_own_contribution_and_outweighed(boxes: str, bars: str):
-    expected = rows("own frobenius")
-    for column in ("low", "lower", "median", "upper", "high"):
-        assert data(boxes)[column].tolist() == [row[column] for row in expected]
-    heights = [(row["layer"], row["outweighed"]) for row in expected]
-    assert list(zip(data(bars)["layer"], data(bars)["outweighed"], strict=True)) == heights
-
-
 GROUPS = {"1": "1st", "2": "2nd", "3": "3rd", "4-5": "4th–5th", "6-10": "6th–10th", "11-": "11th on"}
 
 
@@ -387,14 +381,6 @@ def test_offsets(name: str, view: str, left: int, right: int):
     assert_drawn(axes, expected, lambda layer: f"layer {layer}")
 
 
-@pytest.mark.parametrize(("name", "token"), [("fig19", "[CLS]"), ("fig22", "fit"), ("fig25", "[SEP]")])
-def test_token_histories(name: str, token: str):
-    tokens = SENTENCE.split()
-    place = tokens.index(token)
-    expected = {(row["layer"], row["input"]): row["contribution"] for row in rows("sentence") if row["output"] == place}
-    assert numbers(name, ["layer", "input"], "contribution") == expected
-
-
 def test_other_tokenizers_write_the_same_tokens():
     table = made().tables["sentence"]
     words = {"[CLS]": "<s>", "[SEP]": "</s>"}
@@ -409,15 +395,6 @@ def test_other_tokenizers_write_the_same_tokens():
     empty = FIGURES["fig22"].draw(without)
     assert empty.data.empty
     assert empty.sheet().axes[0].texts[0].get_text() == "nothing to show"
-
-
-@pytest.mark.parametrize("layer", [1, 6])
-def test_parts_of_speech(layer: int):
-    name = f"fig{25 + layer}"
-    expected = [row for row in rows("tags frobenius") if row["layer"] == layer]
-    frame = data(name)
-    for column in frame.columns:
-        assert frame[column].tolist() == [row[column] for row in expected]
 
 
 def test_rare_tags_are_left_out_and_counted():

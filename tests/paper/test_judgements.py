@@ -73,7 +73,9 @@ def evenly_mixed(first: float) -> Evidence:
         mixing(torch.full((6, n, n), 1 / n, dtype=torch.float64), causal=False, cls=0, separator=int(n * first))
         for n in LENGTHS
     ]
-    tables = from_one(attribution_tables.frames(reduce(Mixing.merge, texts)))
+    each = torch.cat([torch.full((n, 6), 1 / n) for n in LENGTHS])
+    tokens = attribution_tables.PerToken(each, torch.zeros_like(each, dtype=torch.bool))
+    tables = from_one(attribution_tables.frames(reduce(Mixing.merge, texts), tokens))
     named = {f"{name} frobenius": table for name, table in tables.items()}
     return Evidence(Subject("even", 6, 32, False), "made", len(texts), sum(LENGTHS), 0, named)
 

@@ -108,8 +108,8 @@ def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeyp
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("computed again")
 
-    for name in ("fit_maps", "measure", "hidden_states"):
-        monkeypatch.setattr(work, name, refuse)
+    for name in ("run_experiment", "hidden_states"):
+        monkeypatch.setattr(f"identikit.tokens.dataset.{name}", refuse)
     monkeypatch.setattr(inputs, "token_attribution", refuse)
     monkeypatch.setattr("identikit.attention.dataset.attend", refuse)
     monkeypatch.setattr("identikit.attribution.dataset.attribute", refuse)
@@ -225,7 +225,7 @@ def test_what_was_left_or_damaged_is_computed_again_and_a_bad_text_stops_only_on
     def refuse(*_: object, **__: object) -> None:
         raise InputError("text 28 has 1 token: leave it out.")
 
-    monkeypatch.setattr(work, "hidden_states", refuse)
+    monkeypatch.setattr("identikit.tokens.dataset.hidden_states", refuse)
     kept.unlink()
     report = reproduce.reproduce(model, plan(data, "fig1a", "fig11"), str(copied))
     assert report.drawn == ("fig1a",)
@@ -233,7 +233,7 @@ def test_what_was_left_or_damaged_is_computed_again_and_a_bad_text_stops_only_on
 
 
 def test_a_tagger_may_come_and_go(model: Model, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Without a tagger the rest is computed; with one the tags are; and what is kept is drawn without it."""
+    """Without a tagger the rest is computed; with one only the tags are; and what is kept is drawn without it."""
     out = str(tmp_path / "run")
 
     def run(tagger: bool) -> Report:
@@ -242,10 +242,10 @@ def test_a_tagger_may_come_and_go(model: Model, data: str, tmp_path: Path, monke
             return reproduce.reproduce(model, plan(data, "fig3a", "own-contribution-falls", "fig26", first=8), out)
 
     assert dict(run(tagger=False).listed) == {"fig26": "no tagger"}
+    monkeypatch.setattr("identikit.attribution.dataset.attribute", lambda *_, **__: pytest.fail("it computes"))
     drawn = run(tagger=True)
     assert "fig3a" in drawn.drawn and "no tagger" not in dict(drawn.listed).values()
     before = content(Path(out))
-    monkeypatch.setattr("identikit.attribution.dataset.attribute", lambda *_, **__: pytest.fail("it computes"))
     assert run(tagger=False).drawn == drawn.drawn
     assert content(Path(out)) == before
 
@@ -291,7 +291,7 @@ def test_texts_are_cut_as_in_the_paper_and_layers_and_heads_count_from_one(
         monkeypatch.setattr(module, "PIECES", 10)
     cut = work.Work(model, "made up", ["w4 " * 30, "w5 w6 w7"])
     assert cut.lengths[0] == 10 > cut.lengths[1]
-    assert cut.states.lengths.tolist() == cut.lengths
+    assert cut.states.of(model).lengths.tolist() == cut.lengths
     counted: dict[str, set[int]] = {"layer": set(), "head": set()}
     for name in ("attention", "intervals", "attribution-sum"):
         tables = INPUTS[name].tables(cut, INPUTS[name].store(cut, str(tmp_path)))

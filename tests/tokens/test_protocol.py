@@ -7,21 +7,16 @@ from identikit.tokens.states import HiddenStates
 from tests.tokens.constructed import states
 
 
-@pytest.mark.parametrize("sentences", [20, 41])
-def test_folds_share_no_sentence_and_use_each(sentences):
+@pytest.mark.parametrize("sentences", [20, 41, 100])
+def test_folds_share_no_sentence_use_each_and_test_all(sentences):
     blocks = sentence_blocks(sentences, seed=3)
-    for fold in range(10):
-        split = fold_split(blocks, fold)
+    splits = [fold_split(blocks, fold) for fold in range(10)]
+    for split in splits:
         assert sorted(torch.cat(split).tolist()) == list(range(sentences))
         assert len(split.test) / sentences == pytest.approx(0.15, abs=3 / sentences)
         assert len(split.validation) / sentences == pytest.approx(0.15, abs=3 / sentences)
-
-
-def test_tests_of_ten_folds_cover_all_sentences():
-    blocks = sentence_blocks(100, seed=0)
-    tested = torch.cat([fold_split(blocks, fold).test for fold in range(10)])
-    assert set(tested.tolist()) == set(range(100))
-    assert len({tuple(fold_split(blocks, fold).test.tolist()) for fold in range(10)}) == 10
+    assert {sentence for split in splits for sentence in split.test.tolist()} == {*range(sentences)}
+    assert len({tuple(split.test.tolist()) for split in splits}) == 10
 
 
 def test_blocks_are_seeded_and_even():

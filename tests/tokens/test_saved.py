@@ -60,42 +60,28 @@ def test_vectors_of_another_tool_give_what_the_model_gives(
         found.identity_map(TEXTS[0])
 
 
-def spoiled(model: ik.Model, folder: Path, what: str) -> None:
-    """Save texts of which something is wrong."""
+SPOILED: dict[str, tuple[Any, str]] = {
+    "no first layer": (lambda hidden, ids: (hidden[:, 1:], ids), "these are not input vectors"),
+    "layers first": (lambda hidden, ids: (hidden.transpose(0, 1), ids), "token ids"),
+    "no ids": (lambda hidden, ids: (hidden, None), "token_ids is missing"),
+    "not finite": (lambda hidden, ids: (hidden * torch.nan, ids), "all finite"),
+    "ids as floats": (lambda hidden, ids: (hidden, ids.float()), r"ids of \(6,\), torch.float32"),
+}
+
+
+@pytest.mark.parametrize("what", [*SPOILED, "one with fewer layers", "cut short"])
+def test_what_cannot_be_read_is_refused(model: ik.Model, tmp_path: Path, what: str):
+    change, why = SPOILED.get(what, (lambda *kept: kept, ""))
     for at, text in enumerate(TEXTS):
         hidden, ids = vectors(model, text)
-        kept = {"hidden_states": hidden.transpose(0, 1).contiguous(), "token_ids": ids}
-        if what == "no first layer":
-            kept["hidden_states"] = kept["hidden_states"][:, 1:].contiguous()
-        elif what == "layers first":
-            kept["hidden_states"] = hidden.contiguous()
-        elif what == "no ids":
-            del kept["token_ids"]
-        elif what == "one with fewer layers" and at == 5:
-            kept["hidden_states"] = kept["hidden_states"][:, :2].contiguous()
-        elif what == "not finite":
-            kept["hidden_states"][0, 0, 0] = torch.nan
-        elif what == "ids as floats":
-            kept["token_ids"] = ids.float()
-        save_file(kept, folder / f"{at:03}.safetensors")
-        if what == "cut short":
-            (folder / f"{at:03}.safetensors").write_bytes(b"1234")
-
-
-@pytest.mark.parametrize(
-    ("what", "why"),
-    [
-        ("no first layer", "these are not input vectors"),
-        ("layers first", "token ids"),
-        ("no ids", "token_ids is missing"),
-        ("one with fewer layers", "Keep the texts of one model in a folder"),
-        ("not finite", "all finite"),
-        ("ids as floats", r"ids of \(6,\), torch.float32"),
-        ("cut short", "Reading .*000.safetensors"),
-    ],
-)
-def test_what_cannot_be_read_is_refused(model: ik.Model, tmp_path: Path, what: str, why: str):
-    spoiled(model, tmp_path, what)
+        hidden, ids = change(hidden.transpose(0, 1), ids)
+        if what == "one with fewer layers" and at == 5:
+            hidden, why = hidden[:, :2], "Keep the texts of one model in a folder"
+        kept = {"hidden_states": hidden.contiguous()} | ({} if ids is None else {"token_ids": ids})
+        save_file(kept, tmp_path / f"{at:03}.safetensors")
+    if what == "cut short":
+        (tmp_path / "000.safetensors").write_bytes(b"1234")
+        why = "Reading .*000.safetensors"
     with pytest.raises(ik.InputError, match=why):
         ik.token_identifiability(states=tmp_path, **FITTED)
 

@@ -5,7 +5,6 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import repeat
 
 import torch
 
@@ -260,20 +259,18 @@ def _position(reading: Reading, name: str) -> int | None:
     return next((place for place, token in enumerate(reading.tokens) if special[place] and token == wanted), None)
 
 
-def mixing(results: Iterable[TokenAttribution], tags: Iterable[Sequence[str]] | None = None) -> Mixing:
-    """Gather the readings of section 5 and Appendix C over texts; `tags` has one tag per token for each text.
+def mixing(results: Iterable[TokenAttribution]) -> Mixing:
+    """Gather over texts which other tokens contribute (section 5.3 and Appendix C).
 
     Results that hold only some of their text's targets are refused: what moves the others is not known.
     """
     total: Mixing | None = None
     layers: tuple[int, ...] | None = None
-    for result, text_tags in zip(results, repeat(()) if tags is None else tags, strict=tags is not None):
+    for result in results:
         if layers not in (None, result.layers):
             raise InputError(f"Gathering attribution: results hold different layers, {layers} and {result.layers}.")
         layers = result.layers
-        of_text = maths.mixing(
-            result.whole(), causal=result.causal, cls=result.cls, separator=result.separator, tags=text_tags
-        )
+        of_text = maths.mixing(result.whole(), causal=result.causal, cls=result.cls, separator=result.separator)
         total = of_text if total is None else total.merge(of_text)
     if total is None:
         raise InputError("Gathering attribution: there are no results. Pass at least one.")

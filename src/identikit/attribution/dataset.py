@@ -1,6 +1,7 @@
 """Hidden Token Attribution over a dataset, as tidy tables: what Figures 3, 4, 18 and 26 to 37 are drawn from."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -14,7 +15,15 @@ from identikit.attribution.request import AttributionOptions
 from identikit.attribution.tables import ATTRIBUTION
 from identikit.checks import known
 from identikit.maths.jacobian import NORMS
-from identikit.maths.mixing import BINS, GROUPS, Mixing, Offsets, boxes, outweighed, own_contribution
+from identikit.maths.mixing import (
+    GROUPS,
+    Mixing,
+    Offsets,
+    outweighed,
+    own_boxes,
+    own_contribution,
+    tag_boxes,
+)
 from identikit.models.model import Model
 from identikit.models.reading import unread
 from identikit.progress import Progress
@@ -28,32 +37,30 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Tagger = Callable[[Encoded], tuple[str, ...]]
-_PLAIN = ("outweighed", "group_sums", "group_tokens")
+_GROUPS = ("group_sums", "group_tokens")
 _OFFSETS = ("offsets", "to_cls", "around_separator")
 
 
 class PerToken(NamedTuple):
-    """What is kept of each token of all texts, one after another; in float32, whatever the model computes in."""
+    """What is kept of each token of all texts, one after another."""
 
     own: Float[Tensor, "token layer"]
     outweighed: Bool[Tensor, "token layer"]
 
 
 _STORED = {
-    **dict.fromkeys((*_PLAIN, "tokens", "own bins", "own counts"), Stored()),
+    **dict.fromkeys(_GROUPS, Stored()),
     **dict.fromkeys((f"{name} {kind}" for name in _OFFSETS for kind in ("sums", "pairs")), Stored()),
     "token own": Stored("token", real=True),
     "token outweighed": Stored("token"),
-    "tag *": Stored(),
 }
 
 
 @dataclass(frozen=True)
 class AttributionJob:
-    """Attributes texts, each by itself; with a `tagger`, own contributions are also counted by tag."""
+    """Attributes texts, each by itself."""
 
     options: AttributionOptions
-    tagger: Tagger | None = None
     what = "attribution, tokens"
     stored = _STORED
 
@@ -64,15 +71,12 @@ class AttributionJob:
     def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
         """Return the statistics of the texts together, and the readings of each token."""
         options = self.options
-        tags = None
-        if self.tagger is not None:
-            tags = [self.tagger(text) for text in encoded_texts(model, task, options)]
         readings = unread(model, task, truncate=options.truncate, max_tokens=options.max_tokens)
         results = attribute(readings, options.checked(model), progress=told)
         maps = [result.whole().cpu() for result in results]
-        own = torch.cat([own_contribution(contribution).mT for contribution in maps]).float()
+        own = torch.cat([own_contribution(contribution).mT for contribution in maps])
         largest = torch.cat([outweighed(contribution).mT for contribution in maps])
-        return pack(mixing(results, tags)) | {"token own": own, "token outweighed": largest}
+        return pack(mixing(results)) | {"token own": own, "token outweighed": largest}
 
     def merged(self, parts: Sequence[Numbers]) -> Numbers:
         """Return the statistics of all texts together."""
@@ -93,16 +97,19 @@ def attribution_tables(
     also given by tag.
     """
     texts = list(texts)
-    whole, tokens = attribution_statistics(model, texts, run, options, tagger=tagger)
     encoded = encoded_texts(model, texts, options)
+    if tagger is not None:
+        tagger(encoded[0])  # a tagger that cannot work says so before anything is computed
+    statistics = attribution_statistics(model, texts, run, options)
+    tags = None if tagger is None else [tag for text in encoded for tag in tagger(text)]
     found = texts_table(texts, [len(one) for one in encoded])
-    tables = {"texts": found, "tokens": _token_table(encoded, tokens), **frames(whole)}
+    tables = {"texts": found, "tokens": _token_table(encoded, statistics[1]), **frames(*statistics, tags)}
     write_tables(run.store, tables, ATTRIBUTION)
     return tables
 
 
 def attribution_statistics(
-    model: Model, texts: list[Text], run: Run, options: AttributionOptions, *, tagger: Tagger | None = None
+    model: Model, texts: list[Text], run: Run, options: AttributionOptions
 ) -> tuple[Mixing, PerToken]:
     """Gather the readings of a dataset, and those of each token; this needs no pandas."""
     known("norm", options.norm, tuple(NORMS))  # Fisher's is of the last layer alone
@@ -111,63 +118,51 @@ def attribution_statistics(
     def before(missing: list[int]) -> None:
         if ahead := warning_ahead(model, missing, options.checked(model)):
             warnings.warn(ahead, stacklevel=5)
-        if tagger is not None:
-            tagger(encoded[0])  # a tagger that cannot work says so before anything is computed
 
-    job = AttributionJob(options, tagger)
+    job = AttributionJob(options)
     numbers = run.texts(model, job, texts, encoded, most=together(model), before=before)
     return unpack(numbers), PerToken(*(numbers[f"token {name}"] for name in PerToken._fields))
 
 
 def pack(statistics: Mixing) -> Numbers:
-    """Return statistics as named tensors, for a file; of the bins only those with counts."""
-    packed = {name: getattr(statistics, name) for name in _PLAIN} | {"tokens": torch.tensor(statistics.tokens)}
+    """Return statistics as named tensors, for a file."""
+    packed = {name: getattr(statistics, name) for name in _GROUPS}
     for name in _OFFSETS:
         part: Offsets = getattr(statistics, name)
         packed |= {f"{name} sums": part.sums, f"{name} pairs": part.pairs}
-    binned = {"own": statistics.own} | {f"tag {tag}": counts for tag, counts in statistics.by_tag.items()}
-    for name, counts in binned.items():
-        filled = counts.flatten().nonzero().squeeze(1)
-        packed |= {f"{name} bins": filled, f"{name} counts": counts.flatten()[filled]}
     return packed
 
 
 def unpack(packed: Mapping[str, Tensor]) -> Mixing:
     """Return what `pack` was given."""
-    fields: dict[str, Any] = {name: packed[name] for name in _PLAIN}
+    fields: dict[str, Any] = {name: packed[name] for name in _GROUPS}
     fields |= {name: Offsets(packed[f"{name} sums"], packed[f"{name} pairs"]) for name in _OFFSETS}
-    empty = torch.zeros(len(fields["outweighed"]), BINS, dtype=torch.long)
-
-    def counts(name: str) -> Tensor:
-        flat = empty.flatten().index_put((packed[f"{name} bins"],), packed[f"{name} counts"])
-        return flat.view_as(empty)
-
-    tags = (name.removesuffix(" bins") for name in packed if name.startswith("tag ") and name.endswith(" bins"))
-    by_tag = {name.removeprefix("tag "): counts(name) for name in tags}
-    return Mixing(tokens=int(packed["tokens"]), own=counts("own"), by_tag=by_tag, **fields)
+    return Mixing(**fields)
 
 
-def frames(whole: Mixing) -> dict[str, "DataFrame"]:
-    """Return statistics over all texts as tables."""
+def frames(whole: Mixing, tokens: PerToken, tags: Sequence[str] | None = None) -> dict[str, "DataFrame"]:
+    """Return statistics over all texts as tables; `tags`, if any, has one entry per token."""
     import pandas as pd
 
-    layers = range(len(whole.own))
+    layers = range(len(whole.group_sums))
+    own = tokens.own.mT
 
     def box(values: Tensor) -> dict[str, object]:
         return dict(zip(("low", "lower", "median", "upper", "high"), values.T.numpy(), strict=True))
 
-    own = {"layer": layers, **box(boxes(whole.own)), "outweighed": whole.outweighed_share().numpy()}
+    share = tokens.outweighed.double().mean(0).numpy()
     names = [str(first) if first == last else f"{first}-{last or ''}" for first, last in GROUPS]
     groups = pd.MultiIndex.from_product([layers, names], names=["layer", "distance"]).to_frame(index=False)
     tables = {
-        "own": pd.DataFrame(own),
+        "own": pd.DataFrame({"layer": layers, **box(own_boxes(own)), "outweighed": share}),
         "groups": groups.assign(share=whole.group_shares().flatten().numpy()),
         "offsets": pd.concat([_offset_table(name, getattr(whole, name)) for name in _OFFSETS], ignore_index=True),
     }
-    if whole.by_tag:
+    if tags is not None:
+        counts = Counter(tags)
         found = [
-            pd.DataFrame({"tag": tag, "tokens": int(whole.by_tag[tag][0].sum()), "layer": layers, **box(values)})
-            for tag, values in whole.tag_boxes().items()
+            pd.DataFrame({"tag": tag, "tokens": counts[tag], "layer": layers, **box(values)})
+            for tag, values in tag_boxes(own, tags).items()
         ]
         tables["tags"] = pd.concat(found, ignore_index=True)
     return tables

@@ -26,10 +26,11 @@ from identikit.attribution.request import (
     scaled,
     sees_no_later_token,
 )
-from identikit.models import families
+from identikit.models.blocks import Reached, first_output
 from identikit.models.decoder import stacks
 from identikit.models.machine import derivatives, products
 from identikit.models.model import Block, Model, Split
+from identikit.models.onward import EMBEDDING, FIRST_BLOCK, enter
 from identikit.models.reading import Reading
 from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Float, Tensor
@@ -124,15 +125,14 @@ def _from_stack(reading: Reading, stack: Model, batch: TokenBatch, options: Requ
     """Go through the whole model from the inputs of one stack, which reads the batch."""
     model = reading.model
     trace = stack.trace(batch) if reading.trace is None or stack is not model else reading.trace
-    name = None if options.source == "after" else stack.family.embedding
-    entered = stack.blocks[0] if name is None else families.find(stack.hf.base_model, name)
-    x = trace.inputs if name == stack.family.embedding else trace.blocks[0].hidden
+    after = EMBEDDING if options.source == "before" else FIRST_BLOCK
+    x = trace.inputs if after == EMBEDDING or stack.family.embedding is None else trace.blocks[0].hidden
     _, n, d_x = x.shape
     directions = options.directions(d_x, x)
     answer = options.nothing(n, x, outputs=len(reading.tokens))
 
     def hidden(vectors: Tensor) -> Tensor:
-        outputs = _outputs(reading, entered, vectors, max(options.layers) + 1)
+        outputs = _outputs(reading, stack, vectors, after, max(options.layers) + 1)
         return torch.stack([outputs[layer][0] for layer in options.layers])
 
     def work(first: int, last: int) -> None:
@@ -183,29 +183,20 @@ def reverse(reading: Reading, options: Request, *, chunk: int, tick: Tick) -> Te
     return answer.cpu()
 
 
-class _Enough(Exception):  # noqa: N818 - not an error: it ends a run whose wanted part is done
-    pass
-
-
-def _outputs(reading: Reading, first: nn.Module, vectors: Tensor, depth: int) -> list[Tensor]:
-    """Run a model that does not split with `vectors` entering `first`, up to block `depth`; its blocks are distinct."""
+def _outputs(reading: Reading, stack: Model, vectors: Tensor, after: int, depth: int) -> list[Tensor]:
+    """Run a model that does not split, with vectors entering a stack, up to block `depth`; its blocks are distinct."""
     model = reading.model
-    turned = model.family.sequence_first
     outputs: list[Tensor] = []
 
-    def enter(module: nn.Module, args: tuple[object, ...]) -> tuple[object, ...]:
-        return (vectors.transpose(0, 1) if turned else vectors, *args[1:])
-
-    def leave(module: nn.Module, args: tuple[object, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        outputs.append(hidden.transpose(0, 1) if turned else hidden)
+    def leave(module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        hidden = first_output(output)
+        outputs.append(hidden.transpose(0, 1) if model.family.sequence_first else hidden)
         if len(outputs) == depth:
-            raise _Enough  # before the language-model head, which would cost more than the blocks
+            raise Reached  # before the language-model head, which would cost more than the blocks
 
-    with model.alone(), ExitStack() as stack:
-        stack.callback(first.register_forward_pre_hook(enter).remove)
+    with model.alone(), ExitStack() as hooks, suppress(Reached):
+        enter(hooks, stack, vectors, after)
         for block in model.blocks:
-            stack.callback(block.register_forward_hook(leave).remove)
-        with suppress(_Enough):
-            model.trace(reading.batch)
+            hooks.callback(block.register_forward_hook(leave).remove)
+        model.trace(reading.batch)
     return outputs

@@ -268,7 +268,7 @@ def attribution(
     run.do(
         "attribution",
         options,
-        gather=partial(attribution_statistics, tagger=tagger),
+        gather=attribution_statistics,
         tables=partial(attribution_tables, tagger=tagger),
         report=partial(_attribution_report, asked, norm),
         also={"tags": tags},

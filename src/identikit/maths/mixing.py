@@ -1,11 +1,11 @@
 """How tokens mix: readings of contributions (sections 5.2 and 5.3, Appendix C), and their statistics over texts.
 
 Every reading takes the contributions of one text, (layer, input, output), with all outputs present. `Mixing` gathers
-the readings of many texts. It counts, bins and adds in integers, so merging is exact: the same texts give the same
+the readings of many texts. It counts and adds in integers, so merging is exact: the same texts give the same
 bits, whatever their order and however they were divided.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -110,49 +110,34 @@ def to_token(contribution: Contribution, token: int, *, centre: int) -> Offsets:
 
 
 class Mixing(NamedTuple):
-    """The readings of any number of texts; `merge` adds the texts of another.
+    """How tokens of any number of texts mix with others; `merge` adds the texts of another.
 
-    - `own`: how many tokens have their own contribution in each of `BINS` bins of [0, 1]; `by_tag`: the same by tag
-    - `outweighed`: how many of the `tokens` are not their own largest contributor
     - `group_sums`, `group_tokens`: sums of `neighbour_groups`, in fixed point, and how many tokens have such neighbours
     - `offsets`, `to_cls`, `around_separator`: contributions by relative position: overall, to [CLS], and to [CLS] from
       around the first [SEP]; empty where a text has no such tokens
     """
 
-    tokens: int
-    own: Int[Tensor, "layer bin"]
-    outweighed: Int[Tensor, "layer"]
     group_sums: Int[Tensor, "layer group"]
     group_tokens: Int[Tensor, "group"]
     offsets: Offsets
     to_cls: Offsets
     around_separator: Offsets
-    by_tag: Mapping[str, Int[Tensor, "layer bin"]]
 
     def merge(self, other: "Mixing") -> "Mixing":
         """Combine with the readings of other texts."""
-        if len(self.own) != len(other.own):
+        layers = len(self.group_sums), len(other.group_sums)
+        if layers[0] != layers[1]:
             raise InputError(
-                f"Merging statistics of {len(self.own)} and of {len(other.own)} layers: the layers must be the same. "
-                "Merge only texts that one model read, at the same layers."
+                f"Merging statistics of {layers[0]} and of {layers[1]} layers: the layers must be the same. Merge only "
+                "texts that one model read, at the same layers."
             )
-        tags = sorted({*self.by_tag, *other.by_tag})
-        nothing = torch.zeros_like(self.own)
         return Mixing(
-            tokens=self.tokens + other.tokens,
-            own=self.own + other.own,
-            outweighed=self.outweighed + other.outweighed,
             group_sums=self.group_sums + other.group_sums,
             group_tokens=self.group_tokens + other.group_tokens,
             offsets=self.offsets.merge(other.offsets),
             to_cls=self.to_cls.merge(other.to_cls),
             around_separator=self.around_separator.merge(other.around_separator),
-            by_tag={tag: self.by_tag.get(tag, nothing) + other.by_tag.get(tag, nothing) for tag in tags},
         )
-
-    def outweighed_share(self) -> Float[Tensor, "layer"]:
-        r"""Compute $\tilde P$: the share of tokens that are not their own largest contributor (Fig. 3b)."""
-        return self.outweighed.double() / self.tokens
 
     def group_shares(self) -> Float[Tensor, "layer group"]:
         """Compute in which layer each neighbour group contributes most (Fig. 4a).
@@ -162,11 +147,6 @@ class Mixing(NamedTuple):
         means = self.group_sums.double() / _UNIT / self.group_tokens
         return torch.where(self.group_tokens > 0, _ratio(means, means.sum(0)), torch.nan)
 
-    def tag_boxes(self) -> dict[str, Float[Tensor, "layer 5"]]:
-        """Compute boxes of own contributions by tag, the largest median of the last layer first (Fig. 26 to 37)."""
-        by_tag = {tag: boxes(counts) for tag, counts in self.by_tag.items()}
-        return dict(sorted(by_tag.items(), key=lambda item: (-float(item[1][-1, 2]), item[0])))
-
 
 def mixing(
     contribution: Contribution,
@@ -174,27 +154,15 @@ def mixing(
     causal: bool,
     cls: int | None = None,
     separator: int | None = None,
-    tags: Sequence[str] = (),
 ) -> Mixing:
     """Take all readings of one text, ready to be merged.
 
-    `tags`, if any, has one entry per token, such as its part of speech. `cls` and `separator` are the positions of
-    [CLS] and of the first [SEP], if any.
+    `cls` and `separator` are the positions of [CLS] and of the first [SEP], if any.
     """
-    layers, n, _ = contribution.shape
-    if tags and len(tags) != n:
-        raise InputError(f"Reading a text of {n} tokens by tag: got {len(tags)} tags. Give one tag per token.")
     contribution = contribution.double().cpu()
-    own = own_contribution(contribution)
     groups = neighbour_groups(contribution, causal=causal)
-    nothing = Offsets(torch.zeros(layers, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long))
-    places: dict[str, list[int]] = {tag: [] for tag in sorted(set(tags))}
-    for place, tag in enumerate(tags):
-        places[tag].append(place)
+    nothing = Offsets(torch.zeros(len(contribution), 1, dtype=torch.long), torch.zeros(1, dtype=torch.long))
     return Mixing(
-        tokens=n,
-        own=_binned(own),
-        outweighed=outweighed(contribution).sum(1),
         group_sums=_fixed(groups.nan_to_num(0.0)).sum(2),
         group_tokens=(~groups[0].isnan()).sum(1),
         offsets=by_offset(contribution, causal=causal),
@@ -202,8 +170,27 @@ def mixing(
         around_separator=(
             nothing if cls is None or separator is None else to_token(contribution, cls, centre=separator)
         ),
-        by_tag={tag: _binned(own[:, where]) for tag, where in places.items()},
     )
+
+
+def own_boxes(own: Float[Tensor, "layer n"]) -> Float[Tensor, "layer 5"]:
+    """Compute the box plot of own contributions in each layer (Fig. 3a), to the middles of `BINS` bins of [0, 1]."""
+    places = (own.double() * BINS).long().clamp(0, BINS - 1)
+    return boxes(torch.zeros(len(own), BINS, dtype=torch.long).scatter_add_(1, places, torch.ones_like(places)))
+
+
+def tag_boxes(own: Float[Tensor, "layer n"], tags: Sequence[str]) -> dict[str, Float[Tensor, "layer 5"]]:
+    """Compute boxes of own contributions by tag, the largest median of the last layer first (Fig. 26 to 37).
+
+    `tags` has one entry per token, such as its part of speech.
+    """
+    if len(tags) != own.shape[1]:
+        raise InputError(f"Reading {own.shape[1]} tokens by tag: got {len(tags)} tags. Give one tag per token.")
+    places: dict[str, list[int]] = {tag: [] for tag in sorted(set(tags))}
+    for place, tag in enumerate(tags):
+        places[tag].append(place)
+    by_tag = {tag: own_boxes(own[:, where]) for tag, where in places.items()}
+    return dict(sorted(by_tag.items(), key=lambda item: -float(item[1][-1, 2])))
 
 
 def quantiles(counts: Int[Tensor, "*axis bin"], levels: Sequence[float]) -> Float[Tensor, "*axis level"]:
@@ -250,11 +237,6 @@ def _gather(
 
 def _fixed(values: Float[Tensor, "*any"]) -> Int[Tensor, "*any"]:
     return (values.double() * _UNIT).round().long()
-
-
-def _binned(values: Float[Tensor, "layer n"]) -> Int[Tensor, "layer bin"]:
-    places = (values * BINS).long().clamp(0, BINS - 1)
-    return torch.zeros(len(values), BINS, dtype=torch.long).scatter_add_(1, places, torch.ones_like(places))
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Float[Tensor, "*any"]:

@@ -52,7 +52,7 @@ def onward(
     It is differentiable where the vectors are. They enter the model itself, or a `stack` of it: a decoder's encoder.
     """
     differentiated = torch.is_grad_enabled() and vectors.requires_grad
-    given = vectors.transpose(0, 1) if model.family.sequence_first and after != EMBEDDING else vectors
+    given = vectors.transpose(0, 1) if model.family.sequence_first and after >= 0 else vectors
     last: list[Tensor] = [given]
     base: list[Tensor] = []
     arguments = model.arguments(repeated(batch, len(vectors)))
@@ -62,7 +62,7 @@ def onward(
     tapped = visiting(lambda call: None, model.home)
     with model.switched(), tapped, torch.set_grad_enabled(differentiated), ExitStack() as hooks:
         if after < 0:
-            _enter(hooks, model if stack is None else stack, given, after)
+            enter(hooks, model if stack is None else stack, given, after)
         else:
             _replace(hooks, model, given, after)
         if after < model.n_layers - 1:
@@ -107,20 +107,20 @@ def _keep(kept: list[Tensor], output: object) -> None:
     kept.append(first_output(output))
 
 
-def _enter(stack: ExitStack, model: Model, given: Tensor, after: int) -> None:
+def enter(stack: ExitStack, model: Model, given: Float[Tensor, "batch n d_x"], after: int) -> None:
     """Have vectors take the place of the embedding sum, or of what first enters a block."""
     name = model.family.embedding if after == EMBEDDING else None
-    turned = name is None and after == EMBEDDING and model.family.sequence_first
+    turned = name is None and model.family.sequence_first
     entered = model.blocks[0] if name is None else families.find(model.hf.base_model, name)
     waiting = [given.transpose(0, 1) if turned else given]
 
-    def enter(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def replaced(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         if not waiting:
             return None
         vectors = waiting.pop()
         return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
 
-    stack.callback(entered.register_forward_pre_hook(enter, with_kwargs=True).remove)
+    stack.callback(entered.register_forward_pre_hook(replaced, with_kwargs=True).remove)
 
 
 def _replace(stack: ExitStack, model: Model, given: Tensor, after: int) -> None:

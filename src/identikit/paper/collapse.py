@@ -22,7 +22,6 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from identikit.errors import InputError
 from identikit.models import families
 from identikit.models.model import Block, Model
 from identikit.models.taps.tap import AttentionCall
@@ -177,19 +176,13 @@ def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int =
     other columns are None.
 
     A layer's collapsed matrices hold heads·d² numbers, in float64 and in float32. Lengths beyond the model's positions
-    are cut to them; a model of images or sounds has only one length.
+    are cut to them. The model has to read text.
     """
-    if not lengths or min(lengths) < 2:
-        raise InputError(f"Collapsing attention: lengths={tuple(lengths)}; expected one or more, each at least 2.")
-    lengths = sorted({min(n, model.limit or n) for n in lengths})
     rows = []
-    for n in lengths if model.modality == "text" else lengths[:1]:
-        text = model.sample((n,))
-        if text.ids is not None:
-            vocabulary = model.hf.config.get_text_config().vocab_size
-            ids = torch.randint(vocabulary, text.ids.shape, generator=torch.Generator().manual_seed(seed))
-            text = replace(text, ids=torch.where(ids == model.pad_id, (ids + 1) % vocabulary, ids))
-        tokens = text.keep.shape[1]
+    vocabulary = model.hf.config.get_text_config().vocab_size
+    for tokens in sorted({min(n, model.limit or n) for n in lengths}):
+        ids = torch.randint(vocabulary, (1, tokens), generator=torch.Generator().manual_seed(seed))
+        text = replace(model.sample((tokens,)), ids=torch.where(ids == model.pad_id, (ids + 1) % vocabulary, ids))
         if not model.family.splits:
             for layer in range(model.n_layers):
                 rows += [_row(layer, product, tokens, BEYOND) for product in _MEASURES]

@@ -7,7 +7,6 @@ from typing import Any
 from identikit.maths.mixing import first_middle_last
 
 Table = Any  # a pandas DataFrame or Series: pandas annotates what it returns with everything that might come back
-SHARES = (0.5, 0.8, 0.9, 1.0)  # of the training data, in the experiment of Appendix B.2
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ The library counts layers and heads from 0, the paper from 1: `from_one` is the 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -25,27 +25,26 @@ from identikit.errors import InputError
 from identikit.maths.jacobian import NORMS
 from identikit.maths.mixing import Mixing
 from identikit.maths.neighbours import DISTANCES
-from identikit.models.machine import device_name, products
-from identikit.models.model import Model
+from identikit.models.machine import device_name
 from identikit.paper import collapse
-from identikit.paper.evidence import SHARES
 from identikit.paper.texts import PASSAGE, PASSAGE_ROWS, PIECES, SENTENCE
-from identikit.paper.work import Rows, Work
-from identikit.progress import Progress
+from identikit.paper.work import Work
 from identikit.results.files import plain
 from identikit.results.provenance import text_hash
 from identikit.runs.run import Run, restored_row
 from identikit.runs.store import COMPUTED, Store
 from identikit.shapes import Tensor
 from identikit.texts.text import Text
-from identikit.tokens.protocol import BLOCKS, MapChoice, Task
+from identikit.tokens.dataset import IdentifiabilityJob
+from identikit.tokens.experiments import EXPERIMENTS, Experiment
+from identikit.tokens.protocol import BLOCKS, FOLDS, Settings
 from identikit.version import __version__
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-OFFSETS = (-3, -2, -1, 1, 2, 3)
 LEARNED = ("linear", "mlp")
+TAGS = "tags.json"  # kept beside contributions, so that figures by tag can be drawn where there is no tagger
 COUNTED = ("layer", "test_layer", "head")  # columns that count layers and heads
 
 Gathered = TypeVar("Gathered")
@@ -66,12 +65,11 @@ class Input(Generic[Gathered]):
     unmet: Callable[[Work], str | None] = lambda work: None
 
     def store(self, work: Work, out: str) -> Store:
-        """Return the input's folder under `out`; an input that reads tags has another one where there is no tagger."""
+        """Return the input's folder under `out`."""
         name = re.sub("[^a-zA-Z0-9.-]+", "_", work.data.rpartition("/")[2])
         if name != work.data:  # a file, which may be moved
             name = f"{name}-{text_hash(work.texts)[:8]}"
-        folder = f"{out}/inputs/{name}/{self.name}"
-        chosen = asdict(work.effort) | {"precision": work.precision, "seed": work.seed, "tags": True}
+        chosen = asdict(work.effort) | {"precision": work.precision, "seed": work.seed}
         settings = {
             "texts": text_hash(work.texts),
             "pieces": PIECES,
@@ -82,10 +80,7 @@ class Input(Generic[Gathered]):
             **{name: chosen[name] for name in self.reads},
         }
         recorded = {"data": {"source": work.data}, "model": {"name": work.model.name}}
-        kept = Store(folder, settings, recorded)
-        if "tags" not in self.reads or work.tagger is not None or kept.has(COMPUTED):  # kept tags need no tagger
-            return kept
-        return Store(f"{folder}-untagged", settings | {"tags": False}, recorded)
+        return Store(f"{out}/inputs/{name}/{self.name}", settings, recorded)
 
     def gathered(self, work: Work, store: Store) -> Gathered:
         """Return the input's numbers; what its folder keeps is not computed again."""
@@ -123,8 +118,11 @@ def _intervals(work: Work, store: Store) -> dict[str, Tensor]:
     return attention_statistics(work.model, work.texts, run, options, only_intervals=True)
 
 
+Contributions = tuple[Mixing, PerToken, list[str] | None]  # with the tag of each token, where they are tagged
+
+
 def _attribution(norm: str) -> Input:
-    def gather(work: Work, store: Store) -> tuple[Mixing, PerToken]:
+    def gather(work: Work, store: Store) -> Contributions:
         options = AttributionOptions(
             probes="exact" if norm == "sum" else work.effort.probes,  # one direction per target: exact is cheap there
             norm=norm,
@@ -134,10 +132,15 @@ def _attribution(norm: str) -> Input:
             max_tokens=PIECES,
         )
         run = Run(store, work.engine, progress=lambda what, done, total: work.progress(f"{norm} {what}", done, total))
-        return attribution_statistics(work.model, work.texts, run, options, tagger=work.tagger)
+        statistics = attribution_statistics(work.model, work.texts, run, options)
+        tags = store.usable(TAGS, store.read_json)
+        if tags is None and work.tags is not None:
+            tags = work.tags
+            store.write_json(TAGS, tags)
+        return *statistics, tags
 
-    def frames(gathered: tuple[Mixing, PerToken]) -> "dict[str, DataFrame]":
-        tables = from_one(attribution_tables.frames(gathered[0]))
+    def frames(gathered: Contributions) -> "dict[str, DataFrame]":
+        tables = from_one(attribution_tables.frames(*gathered))
         return {f"{name} {norm}": frame for name, frame in tables.items()}
 
     def unmet(work: Work) -> str | None:
@@ -145,27 +148,14 @@ def _attribution(norm: str) -> Input:
         return "needs every direction: leave out --first" if sampled else None
 
     names = tuple(f"{name} {norm}" for name in ("own", "groups", "offsets", "tags"))
-    return Input(f"attribution-{norm}", names, gather, frames, ("probes", "precision", "seed", "tags"), unmet)
+    return Input(f"attribution-{norm}", names, gather, frames, ("probes", "precision", "seed"), unmet)
 
 
 # Token identifiability: each kind of map is a file of rows
 
-
-@dataclass(frozen=True)
-class _RatesJob:
-    """Fits and tests one kind of map; a worker reads the hidden vectors once."""
-
-    measure: Callable[[Work, str], Rows]
-    work: Work
-    _by_model: dict[str, Work] = field(default_factory=dict, compare=False, repr=False)
-
-    def compute(self, model: Model, task: str, told: Progress) -> Rows:
-        """Return the rates of one kind of map."""
-        work = self.work
-        if work.model is not model:
-            work = self._by_model.setdefault(model.fingerprint, replace(work, model=model))
-        with products(work.precision):
-            return plain(list(self.measure(work, task)))
+Rows = list[dict[str, Any]]
+_BY_SHARE = EXPERIMENTS["generalisation"]._replace(splits=("test",))
+_PREVIOUS = EXPERIMENTS["previous layer"]
 
 
 def _frame(rows: Rows) -> "DataFrame":
@@ -174,15 +164,30 @@ def _frame(rows: Rows) -> "DataFrame":
     return DataFrame([restored_row(row) for row in rows])
 
 
-def _identity(name: str, kinds: tuple[str, ...], measure: Callable[[Work, str], Rows]) -> Input:
-    """Return an input of token identifiability; a naive map needs inputs as wide as hidden vectors."""
+def _identity(
+    name: str,
+    kinds: tuple[str, ...],
+    experiment: Experiment,
+    *,
+    folds: int = FOLDS,
+    distances: tuple[str, ...] = DISTANCES,
+    last_but_one: bool = False,
+) -> Input:
+    """Return an input of token identifiability, in at most so many folds; maps are of all layers, or of one."""
 
-    def possible(work: Work) -> dict[str, str]:
-        naive = work.model.d_input == work.model.d_model
-        return {kind: kind for kind in kinds if naive or kind != "naive"}
+    def possible(work: Work) -> list[str]:
+        naive = work.model.d_input == work.model.d_model  # such a map needs inputs as wide as hidden vectors
+        return [kind for kind in kinds if naive or kind != "naive"]
 
     def gather(work: Work, store: Store) -> Rows:
-        rates = Run(store, work.engine).parts(work.model, _RatesJob(measure, work), possible(work), what=name)
+        effort = work.effort
+        settings = Settings(
+            folds=min(folds, effort.folds), seed=work.seed, learning_rates=effort.learning_rates, epochs=effort.epochs
+        )
+        layers = (max(work.model.n_layers - 2, 0),) if last_but_one else None
+        job = IdentifiabilityJob(work.states, experiment, distances, settings, work.precision, work.progress)
+        parts = {kind: (kind, layers) for kind in possible(work)}
+        rates = Run(store, work.engine).parts(work.model, job, parts, what=name)
         return [row | {"model": work.model.name} for rows in rates for row in rows]  # it may have been renamed since
 
     def unmet(work: Work) -> str | None:
@@ -194,28 +199,6 @@ def _identity(name: str, kinds: tuple[str, ...], measure: Callable[[Work, str], 
 
     reads = ("folds", "learning_rates", "epochs", "precision", "seed")
     return Input(name, (name,), gather, lambda rows: from_one({name: _frame(rows)}), reads, unmet)
-
-
-def _same_and_across(work: Work, kind: str) -> Rows:
-    maps = work.fit(MapChoice((kind,), DISTANCES), [Task()], work.effort.folds)
-    return work.rates(maps, test_layers=range(work.model.n_layers)) + work.rates(maps, splits=("train",))
-
-
-def _by_share(work: Work, kind: str) -> Rows:
-    layer = max(work.model.n_layers - 2, 0)
-    tasks = [Task(data_share=share) for share in SHARES]
-    return work.rates(work.fit(MapChoice((kind,), ("l2",), (layer,)), tasks, 1))
-
-
-def _to_previous(work: Work, kind: str, all_folds: bool = False) -> Rows:
-    """Test across single layers, in all folds where no map is trained, so that they cost nothing."""
-    folds = work.effort.folds if all_folds else 1
-    return work.rates(work.fit(MapChoice((kind,), DISTANCES), [Task(target="previous")], folds))
-
-
-def _neighbours(work: Work, kind: str) -> Rows:
-    maps = work.fit(MapChoice((kind,), DISTANCES), [Task(offset=offset) for offset in OFFSETS], 1)
-    return sorted(work.rates(maps), key=lambda row: row["offset"])
 
 
 # The paper's two examples, and the products of matrices
@@ -318,12 +301,12 @@ INPUTS: Mapping[str, Input[Any]] = {
             ("rows", "seed"),
         ),
         *(_attribution(norm) for norm in NORMS),
-        _identity("rates", ("naive", *LEARNED), _same_and_across),
-        _identity("shares", ("mlp",), _by_share),
-        _identity("previous", ("naive", *LEARNED), _to_previous),
-        _identity("untuned", ("naive",), partial(_to_previous, all_folds=True)),
-        _identity("finetuned", ("naive",), partial(_to_previous, all_folds=True)),
-        _identity("neighbours", LEARNED, _neighbours),
+        _identity("rates", ("naive", *LEARNED), Experiment(on_all_layers=True, splits=("test", "train"))),
+        _identity("shares", ("mlp",), _BY_SHARE, folds=1, distances=("l2",), last_but_one=True),
+        _identity("previous", ("naive", *LEARNED), _PREVIOUS, folds=1),
+        _identity("untuned", ("naive",), _PREVIOUS),  # no map is trained, so all folds cost nothing
+        _identity("finetuned", ("naive",), _PREVIOUS),
+        _identity("neighbours", LEARNED, EXPERIMENTS["neighbours"], folds=1),
         Input(
             "passage",
             ("passage",),

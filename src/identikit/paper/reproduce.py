@@ -18,7 +18,7 @@ from identikit.paper.claims.report import COLUMNS, JudgedClaim, rows
 from identikit.paper.evidence import Evidence, Subject
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.figures.figure import Figure
-from identikit.paper.inputs import GIVER
+from identikit.paper.inputs import GIVER, TAGS
 from identikit.paper.page import Picture, gallery
 from identikit.paper.texts import PART_OF, PASSAGE, SAMPLES, SENTENCE, paper_texts, source
 from identikit.paper.work import PAPER, SAMPLE, Work
@@ -261,7 +261,7 @@ class _Run:
             folder = f"{data}=DIR" if data in TASKS else "DIR"
             raise _UnavailableError(f"needs --finetuned {folder} (`identikit finetune` makes one)")
         giver = GIVER[name]
-        if self.no_tagger and name.startswith("tags") and not giver.store(work, self.out).settings.get("tags"):
+        if self.no_tagger and name.startswith("tags") and not giver.store(work, self.out).has(TAGS):
             raise _UnavailableError(self.no_tagger)
         if unmet := giver.unmet(work):
             raise _UnavailableError(unmet)

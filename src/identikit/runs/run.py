@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -74,10 +73,7 @@ class TextJob(RunJob, Protocol):
 
     @property
     def stored(self) -> Mapping[str, Stored]:
-        """What each tensor holds, by name.
-
-        A name that ends with `*` matches any tensors whose names begin so; all others are required.
-        """
+        """What each tensor holds, by name."""
         ...
 
     def cost(self, length: int) -> float:
@@ -283,18 +279,15 @@ class _Shards:
     def _flaw(self, numbers: Sequence[int], tensors: Numbers) -> str | None:
         """Say what is wrong with the tensors of some texts, if anything is: missing ones, rows, undefined numbers."""
         for name in self.job.stored:
-            if name not in tensors and not name.endswith("*"):
+            if name not in tensors:
                 return f"{name!r} is missing"
         lengths = [self.lengths[number] for number in numbers]
         for name, tensor in tensors.items():
-            declared = self._declared(name)
+            declared = self.job.stored.get(name)
             why = "is not expected" if declared is None else declared.flaw(tensor, lengths)
             if why is not None:
                 return f"{name!r} {why}"
         return None
-
-    def _declared(self, name: str) -> Stored | None:
-        return next((stored for declared, stored in self.job.stored.items() if fnmatchcase(name, declared)), None)
 
     # What is computed
 
@@ -342,7 +335,7 @@ class _Shards:
         sizes = {"text": [1] * len(numbers), "token": [self.lengths[number] for number in numbers]}
         whole = self._joined(list(self.held.values()))
         for name, tensor in whole.items():
-            declared = self._declared(name)
+            declared = self.job.stored.get(name)
             if declared is not None and declared.per is not None:
                 rows = tensor.split(sizes[declared.per])
                 whole[name] = torch.cat([rows[place] for place in order])

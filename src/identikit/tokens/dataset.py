@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from identikit.checks import known
+from identikit.models.machine import products
 from identikit.models.model import Model
 from identikit.models.reading import unread
 from identikit.progress import Progress, silent
@@ -15,7 +16,7 @@ from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
 from identikit.texts.text import Encoded, Text
 from identikit.tokens.continuation import check_continues
-from identikit.tokens.experiments import EXPERIMENTS, Rate, run_experiment
+from identikit.tokens.experiments import EXPERIMENTS, Experiment, Rate, run_experiment
 from identikit.tokens.invert import Inversion, InversionOptions, token_words
 from identikit.tokens.protocol import FOLDS, MapChoice, Settings
 from identikit.tokens.result import identifiability_result
@@ -45,25 +46,18 @@ class IdentifiabilityOptions:
 
 
 @dataclass(frozen=True)
-class IdentifiabilityJob:
-    """Fits one kind of map to one layer, and tests it. The hidden vectors of all texts are read once per process."""
+class TextStates:
+    """The hidden vectors of texts, read once per process and model."""
 
     texts: tuple[Text, ...]
-    options: IdentifiabilityOptions
+    truncate: bool = False
+    max_tokens: int | None = None
     _read: dict[str, HiddenStates] = field(default_factory=dict, compare=False, repr=False)
 
-    def compute(self, model: Model, task: tuple[str, int], told: Progress) -> list[dict[str, Any]]:
-        """Return the rates of a map and layer, as rows."""
-        kind, layer = task
-        choice = MapChoice((kind,), self.options.distances, (layer,))
-        settings = Settings(folds=self.options.folds, seed=self.options.seed, device=str(model.device))
-        measured = run_experiment(EXPERIMENTS[self.options.experiment], self.states(model), choice, settings)
-        return plain([rate._asdict() for rate in measured.rates])
-
-    def states(self, model: Model, progress: Progress = silent) -> HiddenStates:
+    def of(self, model: Model, progress: Progress = silent) -> HiddenStates:
         """Return the hidden vectors of all texts."""
         if model.fingerprint not in self._read:
-            limits = {"truncate": self.options.truncate, "max_tokens": self.options.max_tokens}
+            limits = {"truncate": self.truncate, "max_tokens": self.max_tokens}
             self._read[model.fingerprint] = hidden_states(model, list(self.texts), **limits, progress=progress)
         return self._read[model.fingerprint]
 
@@ -71,11 +65,38 @@ class IdentifiabilityJob:
         return self.__dict__ | {"_read": {}}  # not sent to other processes
 
 
+@dataclass(frozen=True)
+class IdentifiabilityJob:
+    """Fits one kind of map to one layer, to several or to all (None), and tests it."""
+
+    states: TextStates
+    experiment: Experiment
+    distances: tuple[str, ...]
+    settings: Settings
+    precision: str = "full"
+    progress: Progress = field(default=silent, compare=False)
+
+    def compute(self, model: Model, task: tuple[str, tuple[int, ...] | None], told: Progress) -> list[dict[str, Any]]:
+        """Return the rates of a kind of map, as rows."""
+        kind, layers = task
+        choice = MapChoice((kind,), self.distances, layers)
+        settings = replace(self.settings, device=str(model.device))
+        with products(self.precision):
+            states = self.states.of(model, self.progress)
+            measured = run_experiment(self.experiment, states, choice, settings, self.progress)
+        return plain([rate._asdict() for rate in measured.rates])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"progress": silent}  # a bar stays in its process
+
+
 def identifiability_rates(model: Model, texts: list[Text], run: Run, options: IdentifiabilityOptions) -> list[Rate]:
     """Run an experiment over a dataset, map by map and layer by layer, and return what was measured."""
-    job = IdentifiabilityJob(tuple(texts), options)
-    parts = {f"{kind}-{layer}": (kind, layer) for kind in options.maps for layer in range(model.n_layers)}
-    found = run.parts(model, job, parts, what="maps", before=lambda: job.states(model, run.progress))
+    states = TextStates(tuple(texts), options.truncate, options.max_tokens)
+    settings = Settings(folds=options.folds, seed=options.seed)
+    job = IdentifiabilityJob(states, EXPERIMENTS[options.experiment], options.distances, settings)
+    parts = {f"{kind}-{layer}": (kind, (layer,)) for kind in options.maps for layer in range(model.n_layers)}
+    found = run.parts(model, job, parts, what="maps", before=lambda: states.of(model, run.progress))
     rows = [restored_row(row) for part in found for row in part]
     return [Rate(**row)._replace(model=model.name) for row in rows]  # it may have been renamed since a part was kept
 

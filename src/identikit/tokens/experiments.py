@@ -26,8 +26,14 @@ _PER_FOLD = ("fold", "rate", "unique_rate", "duplicates", "n_tokens")
 _TEST_OVER_TRAIN = 3 / 14
 
 
+SHARES = (0.5, 0.8, 0.9, 1.0)  # of the training data (Appendix B.2)
+
+
 class Experiment(NamedTuple):
-    """What maps are fitted for, and where they are tested: on their own layer or on all, on which parts of the data."""
+    """What maps are fitted for, and where they are tested: on which parts of the data, and on which layers.
+
+    That is their own layer or, if `on_all_layers`, every other one too, but there only on the test sentences.
+    """
 
     tasks: tuple[Task, ...] = (Task(),)
     on_all_layers: bool = False
@@ -37,9 +43,7 @@ class Experiment(NamedTuple):
 EXPERIMENTS = {
     "same layer": Experiment(),
     "across layers": Experiment(on_all_layers=True),
-    "generalisation": Experiment(
-        tuple(Task(data_share=share) for share in (0.5, 0.8, 0.9, 1.0)), splits=("train", "test")
-    ),
+    "generalisation": Experiment(tuple(Task(data_share=share) for share in SHARES), splits=("train", "test")),
     "previous layer": Experiment((Task(target="previous"),)),
     "neighbours": Experiment(tuple(Task(offset=offset) for offset in (-3, -2, -1, 1, 2, 3))),
 }
@@ -90,6 +94,7 @@ def run_experiment(
         states, grid.maps, test_layers=layers, splits=experiment.splits, device=settings.device, progress=progress
     )
     rates.sort(key=lambda rate: tasks.index(Task(rate.target, rate.offset, rate.data_share)))
+    rates.sort(key=lambda rate: experiment.splits.index(rate.split))
     return Measured(rates, grid.trials, tuple(grid.maps))
 
 
@@ -156,8 +161,8 @@ def measure(
 ) -> list[Rate]:
     """Look up the tokens of each map's fold and count those recovered.
 
-    Each map is tested on the layer it was fitted to, or on all `test_layers` (Fig. 2b). `splits` are any of
-    "train", "validation" and "test".
+    Each map is tested on the layer it was fitted to, or on all `test_layers` (Fig. 2b). `splits` are any of "train",
+    "validation" and "test"; on other layers than a map's own only the last.
     """
     where = torch.device(device) if device else states.inputs.device
     layers = sorted({fitted.layer for fitted in maps}) if test_layers is None else list(test_layers)
@@ -173,6 +178,8 @@ def measure(
                 vectors = states.targets(fitted.task, layer, device=where)
                 candidates[target] = vectors, distinct(vectors)
             for split in splits:
+                if split != "test" and layer != fitted.layer:
+                    continue
                 found = _rate(states, fitted, split, hidden, *candidates[target])
                 rates.append(found._replace(test_layer=layer))
         progress("looking tokens up", place + 1, len(layers))

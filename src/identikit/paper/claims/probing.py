@@ -25,7 +25,8 @@ from identikit.paper.claims.identity import (
     rates_of,
     transfer,
 )
-from identikit.paper.evidence import SHARES, Evidence, Table
+from identikit.paper.evidence import Evidence, Table
+from identikit.tokens.experiments import SHARES
 
 PAPER_BY_SHARE = dict(zip(SHARES, (0.74, 0.80, 0.81, 0.82), strict=True))
 SIDES = 0.05  # by how much left and right must differ at one layer: the largest of many differences exceeds chance
