@@ -1,5 +1,6 @@
 """Readings of attention against their definitions, autograd and linear programs; and what holds for their ranges."""
 
+import pickle
 import time
 from functools import cache
 from itertools import product
@@ -358,6 +359,15 @@ def test_an_order_that_time_ran_out_for_counts_what_was_found(
 
 
 # What is asked for
+
+
+def test_a_reading_is_pickled_without_what_it_was_told():
+    """Bars and functions of the caller belong to one process; the order of sources is found in the other."""
+    reading = ik.attention_measure(
+        model_of("bert"), TEXT, "gradient", target=lambda logits, hidden: hidden.sum(), progress=lambda *told: None
+    )
+    again = pickle.loads(pickle.dumps(reading))
+    assert torch.equal(again.certain_order, reading.certain_order)
 
 
 def test_targets_are_tokens_classes_and_functions():

@@ -53,8 +53,8 @@ def intervals(upper: np.ndarray | None = None) -> AttentionIntervals:
     made = attention()
     raw = made.raw.numpy()
     random = np.random.default_rng(1)
-    lower = raw * random.random(raw.shape)
     above = raw * (1 + random.random(raw.shape)) if upper is None else upper
+    lower = np.minimum(raw * random.random(raw.shape), above)
     arrays = {name: (EDGE, values) for name, values in (("raw", raw), ("lower", lower), ("upper", above))}
     return AttentionIntervals(made.axes, held(arrays | {"certain_mass": (EDGE[:3], lower.sum(-1))}), PROVENANCE)
 

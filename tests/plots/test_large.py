@@ -93,7 +93,7 @@ def test_maps_of_a_long_text_are_read_in_parts_and_say_so(kind: type[Result], na
         assert axes.get_xlim() == (-0.5, n - 0.5) and axes.get_ylim() == (n - 0.5, -0.5)
     places = torch.arange(n)
     whole = weight(places[:, None], places).numpy()
-    hidden = whole <= 0 if kind is AttentionIntervals else ~np.tri(n, dtype=bool)
+    hidden = whole == 0 if kind is AttentionIntervals else ~np.tri(n, dtype=bool)
     np.testing.assert_allclose(images(drawn)[0], slow_largest(np.where(hidden, np.nan, whole), step), rtol=1e-6)
     check_layout(drawn[0].figure)
 

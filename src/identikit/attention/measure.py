@@ -172,7 +172,7 @@ class MeasuredText:
         possible = (numbers.upper != 0) | (numbers.lower != 0)
         if kind.through:
             possible &= ~torch.eye(*possible.shape[-2:], dtype=torch.bool)
-        find = partial(self._order, numbers, possible, compare, places)
+        find = partial(_order, (self.until, self.order_seconds), numbers, possible, compare, places)
         numbers = Numbers(*(part[places] for part in numbers))
         certain = numbers.lower.clamp(min=0) + (-numbers.upper).clamp(min=0)
         total = numbers.raw.abs().sum(-1)
@@ -307,28 +307,32 @@ class MeasuredText:
         numbers = Numbers(maps[0], maps[1], lower, upper, torch.maximum(over, under))
         return numbers, partial(_compare_through, rows, chain, walk), chain_claims(self.captured, walk, chain)
 
-    @undisturbed()
-    def _order(
-        self,
-        numbers: Numbers,
-        asked: Bool[Tensor, "layer *row source"],
-        compare: TimedCompare | None,
-        places: Sequence[int],
-    ) -> dict[str, Tensor]:
-        """Count the strongest sources that are in this order in all alternatives, in the layers at these places."""
-        until = math.inf if self.until is None else self.until
-        if self.order_seconds is not None:
-            until = time.monotonic() + self.order_seconds
-        shape = numbers.raw.shape
-        wanted = torch.zeros_like(asked)
-        wanted[places] = asked[places]
-        flat = [part.reshape(-1, shape[-1]) for part in (numbers.raw, numbers.lower, numbers.upper, wanted)]
-        timely = None if compare is None else partial(compare, until)
-        order = certain_order(flat[0], (flat[1], flat[2]), flat[3], timely, TOP, scale=flat[0].abs().amax(-1))
-        return dict(zip(_ORDER, (part.reshape(shape[:-1])[places] for part in order), strict=True))
+
+# The order of sources
 
 
-# Which of two sources is above the other, where their ends do not tell
+@undisturbed()
+def _order(
+    limits: tuple[float | None, float | None],
+    numbers: Numbers,
+    asked: Bool[Tensor, "layer *row source"],
+    compare: TimedCompare | None,
+    places: Sequence[int],
+) -> dict[str, Tensor]:
+    """Count the strongest sources that are in this order in all alternatives, in the layers at these places.
+
+    `limits` are until when it may take, and for how long instead; see `MeasuredText`.
+    """
+    until, seconds = limits
+    if seconds is not None:
+        until = time.monotonic() + seconds
+    shape = numbers.raw.shape
+    wanted = torch.zeros_like(asked)
+    wanted[places] = asked[places]
+    flat = [part.reshape(-1, shape[-1]) for part in (numbers.raw, numbers.lower, numbers.upper, wanted)]
+    timely = None if compare is None else partial(compare, math.inf if until is None else until)
+    order = certain_order(flat[0], (flat[1], flat[2]), flat[3], timely, TOP, scale=flat[0].abs().amax(-1))
+    return dict(zip(_ORDER, (part.reshape(shape[:-1])[places] for part in order), strict=True))
 
 
 def _compare_edges(

@@ -191,6 +191,13 @@ def thumbnails(attention: Result, name: str = "raw", ax: Axes | None = None) -> 
     return axes
 
 
+def _possible_ends(part: Result, rows: str, columns: str) -> dict[str, Cells]:
+    """Return raw numbers and both ends as tables, with NaN where nothing but 0 is possible."""
+    ends = {end: table(part, end, rows, columns) for end in _ENDS}
+    possible = (ends["upper"] != 0) | (ends["lower"] != 0)
+    return {end: np.where(possible, cells, np.nan) for end, cells in ends.items()}
+
+
 def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None) -> Panels:
     """Draw raw weight, lower and upper end of one head side by side, on one scale; return their axes.
 
@@ -199,9 +206,7 @@ def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None) -> P
     check("interval_maps", intervals, _ENDS, axes=("query", "key"))
 
     def maps_of(part: Result) -> dict[str, Cells]:
-        weights = {name: table(part, name, "query", "key") for name in _ENDS}
-        possible = weights["upper"] > 0
-        return {f"{head_of(part)} {name}": np.where(possible, cells, np.nan) for name, cells in weights.items()}
+        return {f"{head_of(part)} {end}": cells for end, cells in _possible_ends(part, "query", "key").items()}
 
     return _drawn("interval_maps", read_maps(intervals, maps_of, rows="query", columns="key"), axes)
 
@@ -218,9 +223,7 @@ def measure_maps(measure: Result, *, axes: Iterable[Axes] | None = None) -> Pane
     name = measure.about["measure"]
 
     def maps_of(part: Result) -> dict[str, Cells]:
-        cells = {end: table(part, end, rows, columns) for end in _ENDS}
-        possible = (cells["upper"] != 0) | (cells["lower"] != 0)
-        return {f"{name}, {end}": np.where(possible, numbers, np.nan) for end, numbers in cells.items()}
+        return {f"{name}, {end}": cells for end, cells in _possible_ends(part, rows, columns).items()}
 
     maps = read_maps(measure, maps_of, rows=rows, columns=columns)
     return _drawn("measure_maps", maps, axes, (rows, columns, name))

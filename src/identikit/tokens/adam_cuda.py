@@ -1,6 +1,6 @@
 """Adam on a GPU for a stack of members: one pass over memory, where torch's own operations take five."""
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
@@ -44,4 +44,5 @@ def adam(
     members = len(parameters)
     size = parameters[0].numel()
     tensors = (parameters, gradient.contiguous(), first, second, coefficients.contiguous())
-    _step[(triton.cdiv(size, _BLOCK), members)](*tensors, members, size, kept, BLOCK=_BLOCK)
+    launch: Any = _step[(triton.cdiv(size, _BLOCK), members)]  # pyright: ignore[reportIndexIssue]
+    launch(*tensors, members, size, kept, BLOCK=_BLOCK)
