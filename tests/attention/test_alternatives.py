@@ -54,6 +54,13 @@ def test_the_asked_edge_goes_to_the_end_of_its_interval_from_captured_rows_too(b
     assert again.output_change.hidden < 1e-10 and again.row_residual < 1e-10
 
 
+def test_a_given_direction_is_followed(bert: Model):
+    direction = -torch.eye(14, dtype=torch.float64)[0]
+    found = ik.alternative_attention(bert, TEXTS[0], **ROW, direction=direction)
+    assert found.attention[0] < found.raw[0] and found.attention.min() == 0
+    assert found.output_change.hidden < 1e-10
+
+
 def test_a_wrong_row_changes_the_output(bert: Model, monkeypatch: pytest.MonkeyPatch):
     """`output_change` is measured, not assumed: a row with another output must show."""
     wrong = torch.eye(14, dtype=torch.float64)[:2].expand(1, 1, 2, 14)
@@ -85,6 +92,8 @@ def test_an_alternative_can_be_saved_whatever_it_went_toward(bert: Model, tmp_pa
     ("options", "message"),
     [
         ({"query": [0, 1]}, "expected one position or token"),
+        ({"direction": torch.ones(3)}, r"direction=tensor\(\[1., 1., 1.\]\) cannot be used: expected a tensor with a"),
+        ({"direction": torch.ones(14), "toward": 1}, "not both"),
         ({"text": TEXTS[1], "query": 0}, r"only the row's own attention gives this output \(keys that it sees: 4\)"),
         ({"text": [TEXTS[0]]}, "one text at a time"),
     ],

@@ -1,5 +1,6 @@
 """Proofs of ends: written by us, checked by `proof.py` alone, and refused when anything about them is changed."""
 
+import contextlib
 import json
 import math
 import random
@@ -10,7 +11,6 @@ import sys
 from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +20,6 @@ from identikit.maths.polytope import duals
 from tests.cli.made import run
 from tests.models import tiny
 from tests.models.real import STORIES, needs_stories
-from tests.reference import intervals as reference
 from tests.runs.made import save_model, save_texts
 
 TEXT = "w5 w9 w12 w5 w33 w7 w21 w9 w14 w3 w50 w9 w2"
@@ -170,12 +169,13 @@ def test_every_alternative_is_within_a_proven_rollout(tmp_path):
 
 def _moved(content: dict, row: dict, generator: torch.Generator) -> dict[int, float]:
     """Return other attention in a row's set, to round-off, by its keys."""
-    values = np.array(content["values"][row["values"]])[row["keys"]]
-    weights = np.array(row["attention"])
-    rank = np.linalg.matrix_rank(reference.augmented(values), tol=1e-6)
-    along = reference.null_projector(values, rank) @ torch.randn(len(weights), generator=generator).double().numpy()
-    if rank < len(weights):  # else it is the only attention with its output
-        weights = (weights + reference.largest_step(weights, along) * along).clip(0)
+    from identikit.maths.polytope.one_row import alternative
+
+    values = torch.tensor(content["values"][row["values"]], dtype=torch.float32)[row["keys"]]
+    weights = torch.tensor(row["attention"], dtype=torch.float64)
+    direction = torch.randn(len(weights), dtype=torch.float64, generator=generator)
+    with contextlib.suppress(ik.InputError):  # the only attention with its output
+        weights = alternative(weights, values, direction)
     return dict(zip(row["keys"], weights.tolist(), strict=True))
 
 

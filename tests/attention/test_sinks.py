@@ -91,6 +91,9 @@ def test_another_attention_gives_and_takes_from_the_sink(model: Model):
     moved = ik.alternative_attention(model, TEXT, **which, toward=toward).attention
     reached = min(abs(float(moved[toward] - end[toward])) for end in (ends.lower, ends.upper))
     assert reached < 1e-7
+    direction = torch.linspace(-1, 1, len(found.tokens))
+    along = ik.alternative_attention(model, TEXT, **which, direction=direction)
+    assert along.output_change.hidden < 1e-6 and float(along.attention.sum()) <= 1 + 1e-12
 
 
 def test_the_least_attention_counts_the_sink_as_a_key(attention: Any):

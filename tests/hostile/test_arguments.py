@@ -39,7 +39,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "attention_from": {"values": "zebra", "weights": 5, "queries": 5, "keys": 5, "scaling": 1.0, "mask": "zebra",
                        "output": [1.5], "output_projection": {}, "tokens": 5, "source": 5, "name": 5},
     "alternative_attention": {"model": None, "text": 5, "layer": None, "head": True, "query": 99, "toward": "zebra",
-                              "end": "nearer", "truncate": None},
+                              "end": "nearer", "direction": [1.5], "truncate": None},
     "attention_measure": {"model": None, "text": 5, "name": "zebra", "target": 3, "layers": 99, "heads": [0],
                           "seconds": -1.0, "truncate": 1, "progress": 5},
     "head_scores": {"model": None, "texts": 5, "scores": "zebra", "layers": 99, "heads": [1.5], "seconds": math.nan,

@@ -3,15 +3,18 @@
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
 from identikit.attention.effective import captured_attention
 from identikit.attention.interval_result import AlternativeAttention
+from identikit.attention.layer import Layer
 from identikit.attention.quantities import membership
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import known, shortened
 from identikit.errors import IdentikitError, InputError
 from identikit.maths.polytope.bounds import Wanted
 from identikit.maths.polytope.exact import exact_bounds, extreme_rows
+from identikit.maths.polytope.one_row import alternative
 from identikit.maths.polytope.rows import Rows
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
@@ -35,12 +38,15 @@ def alternative_attention(
     query: Index,
     toward: Index = None,
     end: str = "farther",
+    direction: Tensor | None = None,
     truncate: bool = False,
 ) -> AlternativeAttention:
     """Find another attention row with the same output (section 3.3), put it into the model, and measure what changes.
 
     The row goes as far as it can: it takes the weight of the key `toward` (or of several keys together) to an `end` of
-    its interval, "lower", "upper" or the "farther" one; by default, the weight of the key that can move most.
+    its interval, "lower", "upper" or the "farther" one; by default, the weight of the key that can move most. With a
+    `direction` (a number for each key, projected onto the null space of [T, 1]) it goes that way until a weight reaches
+    zero.
     """
     if is_several(text):
         raise InputError("alternative_attention reads one text at a time: pass a text, a pair or token ids.")
@@ -52,21 +58,26 @@ def alternative_attention(
     row = captured.sel(layer=which[0], head=which[1], query=query)
     if not row.axis("query").single:
         raise InputError(f"query={shortened(query)}: expected one position or token.")
-    return alternative_of(row, toward=toward, end=end)
+    return alternative_of(row, toward=toward, end=end, direction=direction)
 
 
 @undisturbed()
 def alternative_of(
-    attention: EffectiveAttention, *, toward: Index = None, end: str = "farther"
+    attention: EffectiveAttention, *, toward: Index = None, end: str = "farther", direction: Tensor | None = None
 ) -> AlternativeAttention:
     """Do the same for the one selected row of attention that was captured; see `alternative_attention`."""
     known("end", end, ENDS)
+    if direction is not None and (toward is not None or end != ENDS[0]):
+        raise InputError("alternative_attention takes toward= (and end=) or direction=, not both.")
     captured = attention.captured("alternative_of()")
     at_layer, head, query = (attention.axis(name).places[0] for name in ("layer", "head", "query"))
     layer = captured.layers[at_layer]
     rows = layer.rows([(head, query)])
     n = len(attention.keys)
-    other = _at_end(rows, attention.axis("key"), toward, end)
+    if direction is None:
+        other = _at_end(rows, attention.axis("key"), toward, end)
+    else:
+        other = _along(layer, rows, head, direction)
     moved = other - rows.attention[0]
     step = float(moved[:n].norm())
     missed = float(layer.missed_by(moved[None], [(head, query)])[0])
@@ -75,7 +86,7 @@ def alternative_of(
     arrays = {name: array[None, None, None, :n] for name, array in arrays.items()}
     axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in attention.axes)
     asked = None if toward is None else list(attention.axis("key").sel(toward).values)
-    settings = {"query": query, "toward": asked, "end": end}
+    settings = {"query": query, "toward": asked if direction is None else "direction", "end": end}
     return AlternativeAttention(
         axes,
         Held(arrays, dict.fromkeys(arrays, ("layer", "head", "query", "key"))),
@@ -117,3 +128,20 @@ def _room(rows: Rows) -> Float[Tensor, "key"]:
     """Return how far each weight of a row can move, to either side."""
     bounds = exact_bounds(rows, Wanted(torch.ones(rows.attention.shape[1], dtype=torch.bool)))
     return torch.maximum(bounds.upper - rows.attention, rows.attention - bounds.lower)[0]
+
+
+def _along(layer: Layer, rows: Rows, head: int, direction: Tensor) -> Float[Tensor, "key"]:
+    """Return the attention farthest along a direction."""
+    n = len(layer.tokens)
+    fitting = isinstance(direction, Tensor) and direction.shape == (n,) and direction.dtype != torch.bool
+    if not fitting or direction.is_complex() or not direction.isfinite().all():
+        raise InputError(
+            f"direction={shortened(direction)} cannot be used: expected a tensor with a finite number for each of the "
+            f"{n} keys."
+        )
+    seen = rows.visible[0].nonzero()[:, 0]
+    polytopes = layer.polytopes
+    values = F.pad(polytopes.values[head // layer.passed.group], (0, 0, 0, polytopes.sink))
+    along = F.pad(direction.to(rows.attention), (0, polytopes.sink))
+    moved = alternative(rows.attention[0, seen], values[seen], along[seen])
+    return torch.zeros_like(rows.attention[0]).index_put((seen,), moved)

@@ -1,10 +1,10 @@
-"""The bases of rows, and their intervals, on small rows of every kind."""
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 
+from identikit.errors import InputError
+from identikit.maths.polytope import one_row as polytope
 from identikit.maths.polytope.exact import extreme_rows
 from identikit.maths.polytope.rows import decomposed
 from tests.maths.polytope.cases import decaying_values, hard_row, intervals, one_hot, one_row, random_row
@@ -84,6 +84,48 @@ def test_a_constant_among_the_values_adds_no_rank():
     assert rank(torch.zeros(5, 2)) == 1
 
 
+# Alternatives
+
+
+@pytest.mark.parametrize(("n", "d_v"), [(5, 3), (40, 8), (30, 24)])
+def test_an_alternative_goes_along_the_projected_direction_until_a_weight_is_zero(n, d_v):
+    attention, values = random_row(n, d_v)
+    direction, _ = random_row(n, d_v, seed=7)
+    found = polytope.alternative(attention, values, direction)
+    assert_same_output(found, attention, values)
+    null = reference.null_projector(values.numpy(), d_v + 1) @ direction.numpy()
+    step = reference.largest_step(attention.numpy(), null)
+    assert step > 0 and (found == 0).any()
+    np.testing.assert_allclose(found, attention.numpy() + step * null, atol=1e-12)
+
+
+def test_a_zero_weight_on_an_identifiable_key_stops_no_step():
+    values = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [1.0, 3.0]], dtype=torch.float64) / 3
+    attention = torch.tensor([0.2, 0.3, 0.5, 0.0], dtype=torch.float64)
+    for key in range(3):
+        assert polytope.alternative(attention, values, one_hot(4, key))[key] > attention[key] + 0.05
+
+
+def test_a_one_hot_row_stays_where_it_is_unless_the_direction_only_lowers_its_key():
+    values = torch.tensor([[0.0], [-1.0], [1.0], [2.0]], dtype=torch.float64)
+    assert torch.equal(polytope.alternative(one_hot(4, 0), values, one_hot(4, 0)), one_hot(4, 0))
+    free = polytope.alternative(one_hot(4, 0), values, torch.tensor([-2.0, 1, 1, 0]))
+    torch.testing.assert_close(free, torch.tensor([0, 0.5, 0.5, 0], dtype=torch.float64))
+
+
+def test_an_identifiable_row_has_no_alternative():
+    attention, values = random_row(4, 3)
+    with pytest.raises(InputError, match=r"identifiable: its 4 visible keys have values of rank 4 .* sees more keys"):
+        polytope.alternative(attention, values, one_hot(4, 0))
+
+
+@pytest.mark.parametrize("direction", [torch.zeros(9), torch.ones(9)])
+def test_a_direction_outside_the_null_space_is_refused(direction):
+    attention, values = random_row(9, 3)
+    with pytest.raises(InputError, match=r"no component in the row's null space \(5 dimensions\)"):
+        polytope.alternative(attention, values, direction)
+
+
 # Intervals
 
 
@@ -115,6 +157,18 @@ def test_both_ends_are_attained(n, d_v):
         assert float(greatest[key]) == pytest.approx(float(found.upper[key]), abs=1e-9)
 
 
+@given(hard_row())
+def test_an_alternative_lies_in_the_intervals(row):
+    attention, values = row
+    assume(rank(values) < len(values))
+    found = intervals(attention, values)
+    direction = torch.randn(len(values), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    other = polytope.alternative(attention, values, direction)
+    assert_same_output(other, attention, values)
+    assert (found.lower - 1e-9 <= other).all()
+    assert (other <= found.upper + 1e-9).all()
+
+
 @pytest.mark.parametrize(("n", "tolerance"), [(3, 0), (4, 1e-12)])
 def test_an_identifiable_row_is_its_own_interval_and_extreme(n, tolerance):
     """Three independent values leave nothing to solve; of four, the sum of the weights fixes the last one."""
@@ -133,3 +187,9 @@ def test_a_one_hot_row_collapses_at_a_corner_and_not_inside():
     centre = intervals(one_hot(5, 4), values)
     torch.testing.assert_close(centre.lower, torch.zeros(5, dtype=torch.float64), atol=1e-12, rtol=0)
     torch.testing.assert_close(centre.upper, torch.tensor([0.5, 0.5, 0.5, 0.5, 1], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("weights", [[0.5, -0.1, 0.6], [0.0, 0.0, 0.0], [0.5, 0.5, float("nan")]])
+def test_weights_that_are_no_distribution_are_refused(weights):
+    with pytest.raises(InputError, match=r"attention row of 3 visible keys .* expected finite weights of at least 0"):
+        polytope.alternative(torch.tensor(weights), torch.zeros(3, 1), one_hot(3, 0))
