@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import identikit
 from identikit.attention.dataset import AttentionOptions, attention_tables
 from identikit.errors import InputError, ModelError
+from identikit.maths import threads
 from identikit.models.model import Model
 from identikit.runs import run as runs
 from identikit.runs.cluster import Cluster
@@ -175,3 +177,19 @@ def test_options_of_engines_that_do_not_fit():
             engine_of("nowhere", **wrong)
     assert engine_of("nowhere", "processes", 3, 2) == Processes(2, 3)
     assert engine_of("nowhere", "ray", 3, 2, "auto", 0.5) == Cluster(2, 3, "auto", 0.5)
+
+
+def test_a_run_takes_one_thread_where_threads_fight_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """How many threads compute decides the last digits, so a run that is resumed on free cores keeps its number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for fight, each in ((True, 1), (False, 2)):
+            monkeypatch.setattr(threads, "_fight", lambda number, fight=fight: fight)
+            assert engine_of(str(tmp_path / "new")) == Local(each)
+        with Store(str(tmp_path / "started"), {"command": "attention", "threads": 1}).held():
+            pass
+        assert engine_of(str(tmp_path / "started")) == Local(1)
+        assert engine_of(str(tmp_path / "started"), threads=2) == Local(2)
+    finally:
+        torch.set_num_threads(before)

@@ -100,7 +100,8 @@ def token_attribution(
         return Results(outputs) if several else outputs[0]
     if targets is None and (ahead := warning_ahead(model, [_inputs(reading) for reading in texts], options)):
         warnings.warn(ahead, stacklevel=3)
-    results = attribute(texts, options, targets=targets, progress=progress)
+    with calm():
+        results = attribute(texts, options, targets=targets, progress=progress)
     return Results(results) if several else results[0]
 
 
@@ -120,7 +121,6 @@ def _outputs(texts: Sequence[Reading], target: object, options: Request, progres
     return outputs
 
 
-@calm()
 def attribute(
     texts: Sequence[Reading], options: Request, *, targets: Index = None, progress: Progress = silent
 ) -> list[TokenAttribution]:

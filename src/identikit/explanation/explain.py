@@ -235,7 +235,8 @@ def _attributed(
     if not isinstance(options, Request):
         return options
     try:
-        return attribute([reading], options, progress=progress)[0]
+        with calm():  # cores may be busy by now
+            return attribute([reading], options, progress=progress)[0]
     except _Late:
         late = "Attribution was stopped: it takes longer than expected, and twice the time limit has passed."
         return Unavailable(f"{late} {_offer(reading)}".strip())

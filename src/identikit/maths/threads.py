@@ -105,9 +105,14 @@ def calm() -> Iterator[None]:
     Threads of one product wait for each other, and where one of them waits for a core, all do. What runs in a pool of
     its own (`independent`) keeps its threads: they wait for nobody.
     """
-    usual = torch.get_num_threads()
-    with one_thread() if usual > 1 and _fight(usual) else nullcontext():
+    with one_thread() if useful_threads() < torch.get_num_threads() else nullcontext():
         yield
+
+
+def useful_threads() -> int:
+    """Return how many threads PyTorch should use now: all, or one where other processes keep cores busy."""
+    usual = torch.get_num_threads()
+    return 1 if usual > 1 and _fight(usual) else usual
 
 
 @contextmanager

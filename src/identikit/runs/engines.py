@@ -20,6 +20,7 @@ import torch
 
 from identikit.checks import known, whole_number
 from identikit.errors import InputError, ModelError
+from identikit.maths.threads import useful_threads
 from identikit.models.load.load import Recipe
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
@@ -78,6 +79,7 @@ def engine_of(
 ) -> Engine:
     """Return the engine of a run in a folder, with `threads` per worker; None: as many as the run was started with.
 
+    A run that starts now gets all threads, or one where other processes keep cores busy, and keeps that number.
     On a Ray cluster, `address` says where it is, and `gpus` how many each worker has.
     """
     known("--engine", engine, ENGINES)
@@ -93,7 +95,7 @@ def engine_of(
             others = " and --engine ".join(engines)
             raise InputError(f"{option} is for --engine {others}. Add it, or leave {option} out.")
     started = read_manifest(*opened(folder)) or {"run": {}}
-    each: int = threads or started["run"].get("threads") or torch.get_num_threads()
+    each: int = threads or started["run"].get("threads") or useful_threads()
     if engine == "ray":
         from identikit.runs.cluster import Cluster
 

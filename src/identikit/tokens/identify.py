@@ -15,6 +15,7 @@ import torch
 from identikit.checks import flag, function, known, known_names, shortened
 from identikit.errors import InputError
 from identikit.maths.neighbours import DISTANCES
+from identikit.maths.threads import calm
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
@@ -36,6 +37,7 @@ _READ_WITH = ("linear", "ridge", "mlp", "naive")  # the first of these that was 
 
 
 @reporting
+@calm()
 @undisturbed()
 def token_identifiability(
     model: Model | None = None,
