@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from identikit.results.words import Document
 
 
+WHOLE = 1000  # letters that a command's line in the help may have, more than any sentence
+
+
 class _Commands(TyperGroup):
     """The commands; what the library says while one runs is said with its own options."""
 
@@ -27,6 +30,11 @@ class _Commands(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         OPTIONS.set({one.name: one.opts[0] for one in command.params} if command else {})
         return name, command, rest
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Say of each command what its own help says first, over two lines where one does not hold it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(WHOLE)) for name, one in self.commands.items()])
 
 
 LONG = 15.0  # seconds of work after which a page is worth writing before it is done
@@ -310,7 +318,7 @@ def finetune(
     ] = 0,
     as_json: option.Json = False,
 ) -> None:
-    """Fine-tune a model on MRPC or CoLA, to compare it before and after (Fig. 12 and 13)."""
+    """Fine-tune a model on MRPC or CoLA, to compare it before and after (Figures 12 and 13)."""
     from identikit.cli.terminal import answer, step_progress
     from identikit.paper.finetune import Training
     from identikit.paper.finetune import finetune as finetuned
@@ -342,7 +350,9 @@ def serve(
     seconds: Annotated[
         float,
         typer.Option(
-            "--seconds", min=0.1, help="About how long it may take; what does not fit is sampled or left out."
+            "--seconds",
+            min=0.1,
+            help="About how long one analysis may take; what does not fit is sampled or left out.",
         ),
     ] = 20.0,
 ) -> None:
