@@ -324,13 +324,14 @@ def _order(
     `limits` are until when it may take, and for how long instead; see `MeasuredText`.
     """
     until, seconds = limits
+    until = math.inf if until is None else until
     if seconds is not None:
         until = time.monotonic() + seconds
     shape = numbers.raw.shape
     wanted = torch.zeros_like(asked)
     wanted[places] = asked[places]
     flat = [part.reshape(-1, shape[-1]) for part in (numbers.raw, numbers.lower, numbers.upper, wanted)]
-    timely = None if compare is None else partial(compare, math.inf if until is None else until)
+    timely = None if compare is None else partial(compare, until)
     order = certain_order(flat[0], (flat[1], flat[2]), flat[3], timely, TOP, scale=flat[0].abs().amax(-1))
     return dict(zip(_ORDER, (part.reshape(shape[:-1])[places] for part in order), strict=True))
 
