@@ -7,8 +7,10 @@ from unittest import mock
 
 import pandas as pd
 import pytest
+import typer
 
 import identikit as ik
+from identikit.cli.main import app
 from identikit.paper.claims.catalogue import CLAIMS, needed, sample_sizes
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.web import report
@@ -291,6 +293,15 @@ def test_what_can_be_reproduced_is_listed():
     assert done.status == 0 and done.stderr == "" and len(names) == len({*names})
     assert {*names} == {*FIGURES, *CLAIMS}
     assert all(f"needs {needed(claim.texts)})" in done.stdout for claim in CLAIMS.values())
+
+
+def test_help_says_what_every_command_does_and_cuts_nothing_short():
+    told = " ".join(run("--help").stdout.split())
+    commands = typer.main.get_command(app).commands
+    assert len(commands) > 15
+    for name, command in commands.items():
+        first = " ".join(command.help.split()).split(". ")[0]
+        assert f"{name} {first}" in told
 
 
 def test_help_of_reproduce_says_how_many_texts_claims_need():

@@ -25,6 +25,7 @@ from identikit.attention.precision import equal_values
 from identikit.attention.sample import sample_rows
 from identikit.explanation import attention_facts
 from identikit.explanation.attention_facts import candidates, causes, group_bounds, is_sink, least_certain, outside
+from identikit.explanation.attention_words import _sink
 from identikit.explanation.explain import explain
 from identikit.explanation.result import Explanation
 from identikit.explanation.words import verdict
@@ -363,3 +364,6 @@ def test_a_sink_is_named_with_its_bounds_and_the_size_of_its_value():
     explanation = explain(model, LONG, maps=MAPS, probes=2, seconds=None)
     assert explanation.about["group"] == "first token" and explanation.about["sinks"]
     assert {"sink", "layer", "certain"} <= set(check(model, LONG, explanation))
+    kept = dict(explanation.about["sinks"][0])
+    kept |= {"lower": kept["raw"], "upper": kept["raw"]}
+    assert "of a row's weight there, as in its alternatives (effective: " in _sink(kept, explanation).words

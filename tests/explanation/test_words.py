@@ -11,6 +11,7 @@ from identikit.explanation.explain import explain
 from identikit.explanation.result import Explanation, Sources, TokenSource
 from identikit.explanation.words import LONGEST_LISTED, LONGEST_TEXT, _opening_and_end, sources_table, verdict
 from identikit.results.words import ShareEstimate, Table, estimate, percent
+from identikit.tokens.result import layers_in_words
 from tests.explanation.test_result import MAPS
 from tests.explanation.truth import unfounded
 from tests.models import tiny
@@ -30,6 +31,20 @@ def listed(tokens: Sequence[str], outweighed: Sequence[int] = ()) -> Table:
         own = (len(tokens) - place) / (2 * len(tokens))
         sources.append(Sources(token, place, ((source,),) * 3, own, place in outweighed))
     return sources_table(sources)
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([3], "layer 3"),
+        ([0, 1], "layers 0 and 1"),
+        ([0, 1, 2], "layers 0 to 2"),
+        ([0, 4, 7], "layers 0, 4 and 7"),
+        ([0, 3, 4, 5, 9, 10, 11, 12], "layers 0, 3 to 5 and 9 to 12"),
+    ],
+)
+def test_layers_that_follow_each_other_are_said_as_a_range(layers: list[int], words: str):
+    assert layers_in_words(layers) == words
 
 
 LONG = [f"t{place}" for place in range(40)]

@@ -271,7 +271,7 @@ def test_words_and_their_differences_can_be_used_like_any_result(results: dict[s
         assert json.dumps(made.to_dict(), allow_nan=False)
         made.save(tmp_path / repr(len(list(tmp_path.iterdir()))))
     assert str(ik.open_result(tmp_path / "0")) == str(result.words())
-    with pytest.raises(ik.InputError, match="is by words already"):
+    with pytest.raises(ik.InputError, match="is already by words"):
         result.words().words()
 
 

@@ -89,6 +89,13 @@ def test_the_difference_is_that_of_the_maps_where_tokens_agree(page: Any, file: 
     assert "looks more at" in said and "in the second" in said
     states(page, {"key": CHANGED_AT})
     assert "is left out" in words_of(page, ".difference .maps-read")
+    states(page, {"query": CHANGED_AT, "key": -1})
+    assert words_of(page, ".difference .maps-read").startswith("The row of “w8” is left out.")
+
+
+def test_a_row_that_is_the_same_in_both_is_said_to_be(page: Any, tmp_path: Path, texts: list[Any]):
+    both(page, ik.save_html([texts[0], texts[0]], tmp_path / "page.html"), "layer=1&head=2&query=3")
+    assert "looks the same way in both results" in words_of(page, ".difference .maps-read")
 
 
 def test_two_models_are_compared_by_the_numbers_of_their_layers(page: Any, tmp_path: Path):

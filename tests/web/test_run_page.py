@@ -42,6 +42,17 @@ def test_every_head_is_drawn_with_its_mean_and_error(folder: Path):
         assert title in page
 
 
+def test_what_is_the_same_everywhere_is_one_number_and_pictures_of_one_column_have_names(folder: Path):
+    page = (folder / "report.html").read_text()
+    figures = page.split("<figure>")[1:]
+    pictures = {name: figure for figure in figures for name in re.findall('aria-label="(.*?)"', figure)}
+    assert len(pictures) == page.count('role="img"') - 1  # "pearson by layer and head" is in two tables
+    flat = pictures["null_dim by layer and head"]
+    assert re.search(r'class="scale">[\d.]+ in every head', flat) and "<i></i>" not in flat
+    assert "<i></i>" in pictures["entropy by layer and head"]
+    assert {f"raw, group {name} by layer and head" for name in ("special", "first")} <= pictures.keys()
+
+
 def test_the_texts_at_both_ends_are_named(folder: Path):
     page = (folder / "report.html").read_text()
     with (folder / "correlation.csv").open() as rows:

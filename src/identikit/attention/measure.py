@@ -205,7 +205,7 @@ class MeasuredText:
         reading = self.captured.reading
         target = checked_target(reading.model, reading, self.target)
         if target.parts != (reading,):
-            raise InputError(f"The {target.label} is of two texts that are read apart, and attention of one text.")
+            raise InputError(f"The {target.label} compares two texts that are read apart, and attention is of one.")
         return target
 
     @cached_property

@@ -140,6 +140,11 @@ class AttentionMeasure(ProvableResult):
         return plots.measure_maps(self, **options)
 
 
+def _between(lower: Tensor, upper: Tensor) -> str:
+    """Say between which ends a score is; nothing where they are the same."""
+    return f"between {lower:.2f} and {upper:.2f}" if upper - lower > _SAME else ""
+
+
 class HeadScores(ProvableResult):
     """How far each head has each role: raw, effective, and the range over all alternatives.
 
@@ -182,18 +187,15 @@ class HeadScores(ProvableResult):
                 continue
             shown = []
             for place in raw.nan_to_num(-1).topk(min(_LISTED, len(raw))).indices.tolist():
-                fixed = "determined by the outputs"
-                if upper[place] - lower[place] > _SAME:
-                    fixed = f"between {lower[place]:.2f} and {upper[place]:.2f} in all alternatives"
+                ends = _between(lower[place], upper[place])
+                fixed = f"{ends} in all alternatives" if ends else "determined by the outputs"
                 shown.append(f"{names[place]} {raw[place]:.2f}, {fixed} (effective {effective[place]:.2f})")
             words = [f"{role}: {'; '.join(shown)}."]
             noun = self.about.get("nouns", {}).get(role)
             place = int(lower.nan_to_num(-1).argmax())
             if noun is not None and lower[place] >= _HAS:
-                words.append(
-                    f"{names[place]} is {noun} in every attention with this output: score {raw[place]:.2f}, between "
-                    f"{lower[place]:.2f} and {upper[place]:.2f}."
-                )
+                score = ", ".join(filter(None, (f"{raw[place]:.2f}", _between(lower[place], upper[place]))))
+                words.append(f"{names[place]} is {noun} in every attention with this output: score {score}.")
             if gap.isnan().any():
                 words.append(f"{int(gap.isnan().sum())} heads were not bounded in time: their ends are wide.")
             lines.append(" ".join(words))

@@ -63,7 +63,8 @@ def checked_targets(reading: Reading, target: object) -> list[Target]:
     labels = [each.label for each in targets]
     for label in labels:
         if labels.count(label) > 1:
-            raise InputError(f"target= has two targets that are called {label!r}. Give each once, and functions names.")
+            advice = "Give each once, and each function a name of its own."
+            raise InputError(f"target= has two targets that are called {label!r}. {advice}")
     if len({len(each.parts) for each in targets}) > 1:
         raise InputError("'similarity' reads the halves of a pair apart: it cannot be listed with other targets.")
     return targets

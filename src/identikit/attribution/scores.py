@@ -41,7 +41,7 @@ def scores(tokens: object, array: object, *, name: str) -> Scores:
     - `name`: what the scores are called
     """
     if not is_unicode(name) or not name.strip():
-        raise InputError(f"name={shortened(name)} cannot be used: expected what the scores are called.")
+        raise InputError(f"name={shortened(name)} cannot be used: expected a name for the scores.")
     numbers = _numbers(array)
     if isinstance(tokens, Result):
         about = {key: tokens.about.get(key) for key in ("tokens", "special", "words")}

@@ -6,12 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 import identikit
 from identikit.cli import option
+from identikit.cli.commands import Commands, WithSampleSizes
 from identikit.cli.datasets import COMMANDS, count
-from identikit.cli.endings import OPTIONS, REPORT_TO, own_words
+from identikit.cli.endings import REPORT_TO, own_words
 from identikit.cli.runs import diff, merge, push, report, resume, status, verify
 from identikit.maths.polytope.ahead import compile_ahead
 
@@ -20,19 +20,10 @@ if TYPE_CHECKING:
     from identikit.results.words import Document
 
 
-class _Commands(TyperGroup):
-    """The commands; what the library says while one runs is said with its own options."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        OPTIONS.set({one.name: one.opts[0] for one in command.params} if command else {})
-        return name, command, rest
-
-
 LONG = 15.0  # seconds of work after which a page is worth writing before it is done
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -209,18 +200,7 @@ def _list_the_paper(wanted: bool) -> bool:
     raise typer.Exit
 
 
-class _WithSampleSizes(TyperCommand):
-    """A command whose help ends with how many texts the paper's claims need; they are only read for that."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from identikit.paper.claims.catalogue import sample_sizes
-
-        with formatter.section("How many texts the claims need; with fewer, they are undecided"):
-            for line in sample_sizes():
-                formatter.write_text(line)
-
-
-@app.command(cls=_WithSampleSizes)
+@app.command(cls=WithSampleSizes)
 def reproduce(
     context: option.Context,
     out: option.Out,
@@ -310,7 +290,7 @@ def finetune(
     ] = 0,
     as_json: option.Json = False,
 ) -> None:
-    """Fine-tune a model on MRPC or CoLA, to compare it before and after (Fig. 12 and 13)."""
+    """Fine-tune a model on MRPC or CoLA, to compare it before and after (Figures 12 and 13)."""
     from identikit.cli.terminal import answer, step_progress
     from identikit.paper.finetune import Training
     from identikit.paper.finetune import finetune as finetuned
@@ -342,7 +322,9 @@ def serve(
     seconds: Annotated[
         float,
         typer.Option(
-            "--seconds", min=0.1, help="About how long it may take; what does not fit is sampled or left out."
+            "--seconds",
+            min=0.1,
+            help="About how long one analysis may take; what does not fit is sampled or left out.",
         ),
     ] = 20.0,
 ) -> None:

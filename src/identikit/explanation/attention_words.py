@@ -283,7 +283,10 @@ def _sink(sink: Mapping[str, Any], explanation: Explanation) -> Paragraph:
     if explanation.about["certain"]["free_rows"]:
         alternatives = ""
         if "lower" in facts and "upper" in facts:
-            alternatives = f", and {facts['lower']:.2f} to {facts['upper']:.2f} in its alternatives"
+            least, most = f"{facts['lower']:.2f}", f"{facts['upper']:.2f}"
+            alternatives = (
+                f", and {least} to {most} in its alternatives" if least != most else ", as in its alternatives"
+            )
         ends = f"{alternatives} (effective: {facts['effective']:.2f})"
     return Paragraph(
         f"{sink['token']}{several} is a sink in {_layers(sink['layers'], layers)}: on average it gets "

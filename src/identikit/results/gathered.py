@@ -61,7 +61,7 @@ def _word_groups(result: Result, text: Mapping[str, Any]) -> list[list[int]]:
     if all(declared.words is None for declared in result.measures.values()):
         raise InputError(f"{result.a_kind.capitalize()} has no tokens to gather into words.")
     if text.get("words", ()) is None:
-        raise InputError(f"This {result.kind} result is by words already.")
+        raise InputError(f"This {result.kind} result is already by words.")
     if not text.get("words"):
         raise InputError(
             f"Gathering {result.a_kind} into words: its tokens are not aligned with words. Pass a text instead of "

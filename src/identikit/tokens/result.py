@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,12 +34,13 @@ _TRIALS = "trials.json"
 
 
 def layers_in_words(layers: Sequence[int]) -> str:
-    """Say layers as 'layer 3', 'layers 0 to 5', or 'layers 0, 4 and 7'."""
-    if len(layers) == 1:
-        return f"layer {layers[0]}"
-    if len(layers) > 2 and list(layers) == list(range(layers[0], layers[-1] + 1)):
-        return f"layers {layers[0]} to {layers[-1]}"
-    return f"layers {', '.join(map(str, layers[:-1]))} and {layers[-1]}"
+    """Say layers as 'layer 3', 'layers 0 to 5', 'layers 0, 4 and 7', or 'layers 0, 3 to 9 and 12 to 29'."""
+    parts: list[str] = []
+    for _, numbered in groupby(enumerate(layers), lambda one: one[1] - one[0]):
+        run = [layer for _, layer in numbered]
+        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return f"layer{'s' if len(layers) > 1 else ''} {listed}"
 
 
 def _rate(meaning: str, values: str = "0 to 1") -> Attribute:

@@ -54,9 +54,19 @@ class Chart:
     low: float
     high: float
 
+    @property
+    def named(self) -> str:
+        """The column, and what else the picture is of."""
+        return ", ".join(filter(None, (self.column, self.facet)))
+
+    @property
+    def flat(self) -> bool:
+        """Whether all that is drawn is one number, in the digits that are shown."""
+        return short(self.low) == short(self.high)
+
     def share(self, value: float) -> float:
         """Return where a value lies from the least to the greatest that is drawn, from 0 to 1."""
-        return 0.5 if self.high == self.low else (value - self.low) / (self.high - self.low)
+        return 0.5 if self.flat else (value - self.low) / (self.high - self.low)
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ def page_of(store: Store) -> str:
     tables = {name: _table(store, name) for name in described}
     drawn = [picture for name, columns in described.items() for picture in _pictures(name, tables[name], columns)]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["short"] = lambda value: f"{value:.3g}"
+    environment.filters["short"] = short
     template = environment.from_string(files("identikit.web").joinpath("run_page.html").read_text("utf-8"))
     return template.render(
         title=f"identikit {store.settings.get('command', 'run')}",
@@ -98,6 +108,11 @@ def page_of(store: Store) -> str:
         others=sorted(tables.keys() - {picture.table for picture in drawn}),
         standing_out=list(_standing_out(tables, described)),
     )
+
+
+def short(value: float) -> str:
+    """Write a number in three digits."""
+    return f"{value:.3g}"
 
 
 def _table(store: Store, name: str) -> Frame:

@@ -265,7 +265,7 @@ function attentionFollow(site, state, before) {
 /** The active cell in words; without an active key, what the row looks at most. */
 function attentionRead(site, { sheet, cursor, labels, keyLabels, moved, name }) {
   if (cursor.query < 0 && cursor.key < 0) return "The active token is not drawn.";
-  if (cursor.query < 0) return `${quoted(keyLabels[cursor.key])} is looked at most by ${strongestWords(sheet.column("raw", cursor.key), labels)}.`;
+  if (cursor.query < 0) return `${quoted(keyLabels[cursor.key])} is looked at most by ${strongestWords(sheet.column("raw", cursor.key), labels) || "nothing"}.`;
   const [query, key] = [labels[cursor.query], keyLabels[cursor.key]];
   if (cursor.key >= 0) {
     if (Number.isNaN(sheet.at("raw", cursor.query, cursor.key))) return sheet.head.isDifference ? `${query} → ${key} is left out.` : `${query} does not see ${key} in ${name}.`;
@@ -274,14 +274,16 @@ function attentionRead(site, { sheet, cursor, labels, keyLabels, moved, name }) 
     return `${query} → ${key} in ${name}: ${parts.join(", ")}${change}.`;
   }
   const row = sheet.row("raw", cursor.query, moved?.at === cursor.query ? site.store.get().moved : null);
-  if (!sheet.head.isDifference) return `${quoted(query)} looks most at ${strongestWords(row, keyLabels)} in ${name}.`;
-  const less = strongestWords(row.map((weight) => -weight), keyLabels);
-  return `In ${name}, ${quoted(query)} looks more at ${strongestWords(row, keyLabels)} in the first result, and more at ${less} in the second.`;
+  if (!sheet.head.isDifference) return `${quoted(query)} looks most at ${strongestWords(row, keyLabels) || "nothing"} in ${name}.`;
+  if (row.every(Number.isNaN)) return `The row of ${quoted(query)} is left out.`;
+  const [first, second] = [row, row.map((weight) => -weight)].map((more) => strongestWords(more, keyLabels));
+  const said = [first && `more at ${first} in the first result`, second && `more at ${second} in the second`].filter(Boolean);
+  return `In ${name}, ${quoted(query)} looks ${said.join(", and ") || "the same way in both results"}.`;
 }
 
 function strongestWords(weights, labels) {
   const places = Array.from(weights.keys()).filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a]);
-  return places.slice(0, 3).map((at) => `${quoted(labels[at])} (${number(weights[at])})`).join(", ") || "nothing";
+  return places.slice(0, 3).map((at) => `${quoted(labels[at])} (${number(weights[at])})`).join(", ");
 }
 
 /** What the reader must know to read the figure: the certificate, and everything that was left out or gathered. */

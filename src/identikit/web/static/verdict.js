@@ -221,7 +221,8 @@ export class VerdictView {
     const shares = known.map(({ share }) => share);
     if (!shares.length) return `The text, ${this.n} tokens. ${this.words(state)}`;
     const [least, most] = [Math.min(...shares), Math.max(...known.map(({ most }) => most))].map(percent);
-    return `The text, ${this.n} tokens; between ${least} and ${most} of a token's attention is determined. ${this.words(state)}`;
+    const range = least === most ? least : `between ${least} and ${most}`;
+    return `The text, ${this.n} tokens; ${range} of a token's attention is determined. ${this.words(state)}`;
   }
 }
 
