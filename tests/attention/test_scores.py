@@ -1,11 +1,14 @@
 """Roles of heads by their definitions, and their ranges by one linear program per end of each row."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import identikit as ik
 from identikit.attention.scores import ROLES
+from identikit.results.source import Held
 from tests.attention.literal import literal_row
 from tests.models import tiny
 from tests.reference import roles
@@ -94,3 +97,19 @@ def test_a_head_that_has_a_role_in_every_alternative_is_named():
     score = float(found.raw[0, layer, head])
     sentence = f"L{layer}H{head} is a self-attending head in every attention with this output: score {score:.2f}."
     assert sentence in str(found) and str(found).count("in every attention") == 1  # distance is no share of attention
+
+
+@pytest.mark.parametrize(
+    ("width", "words"),
+    [
+        (0.0, "the same in all alternatives"),
+        (0.004, "within 0.005 of it in all"),
+        (0.2, "between 0.40 and 0.60 in all"),
+    ],
+)
+def test_a_narrow_range_is_not_said_to_be_none(width: float, words: str):
+    found = ik.head_scores(tiny.loaded("bert"), TEXT, scores="previous", layers=[0], heads=[0])
+    raw = torch.full_like(found.raw, 0.5)
+    arrays = {name: found.array(name) for name in found.source.dims}
+    arrays |= {"raw": raw, "lower": raw - width / 2, "upper": raw + width / 2}
+    assert f"L0H0 0.50, {words}" in str(replace(found, source=Held(arrays, found.source.dims)))

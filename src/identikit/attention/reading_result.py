@@ -22,6 +22,7 @@ _HEAD = "score layer head"
 _NO_TARGET = "No row of any text has a target for this score."
 _LISTED = 3  # heads that are named in words
 _SAME = 0.005  # a range that is narrower is said as one number
+_EQUAL = 1e-6  # ends that differ by less are the same, but for rounding
 _HAS = 0.5  # of its attention, from which on a head is said to have a role
 
 
@@ -188,8 +189,10 @@ class HeadScores(ProvableResult):
             shown = []
             for place in raw.nan_to_num(-1).topk(min(_LISTED, len(raw))).indices.tolist():
                 ends = _between(lower[place], upper[place])
-                fixed = f"{ends} in all alternatives" if ends else "determined by the outputs"
-                shown.append(f"{names[place]} {raw[place]:.2f}, {fixed} (effective {effective[place]:.2f})")
+                if not ends:
+                    ends = "the same" if upper[place] - lower[place] <= _EQUAL else f"within {_SAME} of it"
+                effectively = f"effective {effective[place]:.2f}"
+                shown.append(f"{names[place]} {raw[place]:.2f}, {ends} in all alternatives ({effectively})")
             words = [f"{role}: {'; '.join(shown)}."]
             noun = self.about.get("nouns", {}).get(role)
             place = int(lower.nan_to_num(-1).argmax())
