@@ -104,9 +104,32 @@ def test_weights_may_be_given_without_names(attention):
     assert "quantity" in repr(plain) and "Mean value" in str(plain)
 
 
+def test_weights_in_lists_keep_their_digits(attention):
+    n = len(attention.tokens)
+    numbers = [1 / (3 + place) for place in range(n)]
+    tiny = [1e-60 * number for number in numbers]  # nothing of these is left in single precision
+    found = attention.intervals(layer=1, head=2, weights={"list": numbers, "tiny": tiny})
+    expected = attention.intervals(layer=1, head=2, weights=torch.tensor(numbers, dtype=torch.float64))
+    for name in ("raw", "lower", "upper"):
+        own = getattr(expected, name)[..., 0]
+        torch.testing.assert_close(getattr(found, name)[..., 0], own, atol=1e-15, rtol=1e-12)
+        torch.testing.assert_close(1e60 * getattr(found, name)[..., 1], own, atol=1e-12, rtol=1e-9)
+
+
 @pytest.mark.parametrize(
     "weights",
-    ["zebra", 5, [1.0, 2.0], {}, {"a": [1.0]}, {"a": {"zebra": 1}}, {"a": {0: "x"}}, {1: {0: 1}, "1": {1: 1}}, [[[1]]]],
+    [
+        "zebra",
+        5,
+        [1.0, 2.0],
+        {},
+        {"a": [1.0]},
+        {"a": {"zebra": 1}},
+        {"a": {0: "x"}},
+        {1: {0: 1}, "1": {1: 1}},
+        [[[1]]],
+        torch.ones(5, device="meta"),
+    ],
 )
 def test_weights_that_cannot_be_used_are_refused(attention, weights):
     with pytest.raises(ik.InputError):

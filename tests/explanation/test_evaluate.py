@@ -217,6 +217,13 @@ def test_time_is_said_beforehand_and_kept_to(monkeypatch: pytest.MonkeyPatch):
         ik.evaluate(model, TEXTS, "leave one out", tests="leave one out")
 
 
+def test_a_wide_beam_is_not_said_to_run_more_sets_than_there_are():
+    model = tiny.shared("bert")
+    options = [EvaluationOptions(tests=("curves",), beam=beam) for beam in (1, 256, 10**20)]
+    narrow, wide, wider = (each.passes(model, 8) for each in options)
+    assert narrow < wide == wider < 600
+
+
 def test_a_text_without_sources_has_no_scores(truthful: ik.Result):
     found = ik.evaluate(tiny.shared("llama"), ["w5", "w6 w7"], "mean")
     assert found.mean.isnan().all() and "–" in str(found)

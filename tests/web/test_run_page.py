@@ -3,6 +3,7 @@
 import csv
 import math
 import re
+import shutil
 import statistics
 from pathlib import Path
 
@@ -76,3 +77,13 @@ def test_what_cannot_be_drawn_is_refused_in_a_line(folder: Path, tmp_path: Path)
         ((tmp_path,), "run.json"),
     ):
         assert run("report", *arguments).refused(why)
+
+
+@pytest.mark.parametrize("file", ["columns.json", "texts.parquet"])
+def test_a_run_that_has_changed_is_not_drawn(file: str, folder: Path, tmp_path: Path):
+    damaged = tmp_path / "run"
+    shutil.copytree(folder, damaged)
+    (damaged / file).write_text('{"x":')
+    page = tmp_path / "page.html"
+    assert run("report", damaged, "--html", page).refused(f"{file} is not as it was written")
+    assert not page.exists()

@@ -95,13 +95,14 @@ def _row_weights(attention: EffectiveAttention, given: object, weights: object) 
 
 
 def _as_numbers(given: object, weights: object) -> Float[Tensor, "..."]:
+    dtype = None if hasattr(given, "dtype") else torch.float64  # lists would be read in single precision
     try:
-        numbers = torch.as_tensor(given)
+        numbers = torch.as_tensor(given, dtype=dtype).detach().to_dense().cpu()
     except (TypeError, ValueError, RuntimeError, OverflowError):
         numbers = None
     if numbers is None or numbers.is_complex() or numbers.ndim not in (1, 2):
         raise _unusable(weights, "expected real numbers, (key,), (quantity, key) or (query, key), or a mapping to them")
-    return numbers.detach().cpu().double()
+    return numbers.double()
 
 
 def _unusable(weights: object, why: str) -> InputError:

@@ -137,7 +137,8 @@ class EvaluationOptions:
 
     def passes(self, model: Model, n: int) -> int:
         """Return about how often a text of n tokens is run at most, beside what the measures themselves run."""
-        curves = (self.beam * n + 2 * (len(self.measures) + _DRAWS + 1)) * n if "curves" in self.tests else 0
+        searched = min(self.beam * n**2, 2**n)  # a wide beam meets every set of sources once
+        curves = searched + 2 * (len(self.measures) + _DRAWS + 1) * n if "curves" in self.tests else 0
         return curves + n * (1 + len(self.depths(model)))
 
 

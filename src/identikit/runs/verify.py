@@ -10,7 +10,7 @@ from identikit import proof
 from identikit.errors import InputError
 from identikit.results.files import ABOUT, Damaged, unseal_record
 from identikit.results.result import saved_result
-from identikit.runs.inspect import absent_parts, inputs_of, is_run, listed, open_run, parts_of, state
+from identikit.runs.inspect import absent_parts, complete_run, inputs_of, is_run, listed, open_run, parts_of, state
 from identikit.runs.store import CHECKSUMS, COLUMNS, COMMAND, MANIFEST, PROOF, Store, opened
 
 FIGURES = "figures"  # the folder of the figures of `reproduce`
@@ -57,6 +57,17 @@ def verify(folder: str) -> Verified:
         except InputError as why:
             report.wrong.append((place, str(why)))
     return report
+
+
+def unchanged_run(folder: str, doing: str) -> Store:
+    """Return the store of a complete run none of whose files has changed, to one who is `doing` something with it."""
+    store = complete_run(folder, doing)
+    if wrong := verify(folder).wrong:
+        file, why = wrong[0]
+        raise InputError(
+            f"{doing}: {file} is not as it was written ({why.rstrip('.')}). Run `identikit verify {folder}`."
+        )
+    return store
 
 
 def _check(folder: str, report: Verified) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from identikit.errors import InputError
 from identikit.results.table import DataColumn
-from identikit.runs.inspect import complete_run
 from identikit.runs.store import COLUMNS, Store
+from identikit.runs.verify import unchanged_run
 from identikit.web.report import checked_target, write_page
 
 Frame = Any
@@ -81,11 +81,14 @@ class StandingOut:
 
 
 def save_run_page(folder: str, file: str | None = None) -> Path:
-    """Write the page of a complete run, into its folder unless `file` says where; return where it is."""
+    """Write the page of a complete run into its folder, unless `file` says where; return where it is.
+
+    A run of which a file has changed is refused: its page would show numbers that nobody computed.
+    """
     if file is None and "://" in folder:
         raise InputError(f"Drawing {folder}: the folder is not on this machine. Say where the page goes with --html.")
     target = checked_target(str(Path(folder) / FILE) if file is None else file)
-    return write_page(target, page_of(complete_run(folder, f"Drawing {folder}")))
+    return write_page(target, page_of(unchanged_run(folder, f"Drawing {folder}")))
 
 
 def page_of(store: Store) -> str:

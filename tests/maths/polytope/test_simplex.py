@@ -163,6 +163,21 @@ def test_chosen_keys_have_the_ends_of_all_keys_and_others_what_always_holds():
     assert found.gap[others].isnan().all() and (found.upper[others] == 1).all()
 
 
+def test_the_order_of_edges_leaves_out_a_learned_sink(engine):
+    """The sink is a key of value 0 that the row sees, here the strongest, and no edge."""
+    direction = torch.tensor([2.0, 2.0, -1.0, -1.0, 1.0, -3.0], dtype=torch.float64)  # the only one that is free
+    attention = torch.tensor([[0.28, 0.24, 0.06, 0.05, 0.03, 0.34]], dtype=torch.float64)
+    values = torch.zeros(6, 4, dtype=torch.float64)
+    values[:5] = torch.linalg.svd(direction[None, :5])[2][1:].mT
+    visible = torch.ones(1, 6, dtype=torch.bool)
+    rows = rows_of(attention, values, visible, rank_of(values, visible))
+    edges = torch.arange(6) < 5
+    edge_weights = attention[0, :5].numpy()
+    expected = reference.certain_order(edge_weights, values[:5].numpy(), TOP, reference.sink_optimum)
+    assert expected == 2
+    assert engine(rows, Wanted(edges, top=TOP)).order.tolist() == [expected]
+
+
 @given(hard_row())
 @settings(max_examples=60)
 def test_rows_with_ties_zeros_and_lost_rank(row):

@@ -68,12 +68,14 @@ def _solve_row(rows: Rows, wanted: Wanted, found: Proposed, index: int, both: bo
     basis = rows.basis[rows.group[index]]
     seen = rows.visible[index].nonzero()[:, 0]
     program = _Program(attention[seen], basis[seen])
-    strongest = strongest_keys(rows, rows.visible)[index, : wanted.top]
     objectives = wanted.all_objectives(rows)
     first = 0 if wanted.keys is None else len(wanted.keys)
     asked = torch.ones(objectives.shape[1], dtype=torch.bool)
+    among = rows.visible[[index]]
     if wanted.keys is not None:
-        asked[:first] = wanted.keys.cpu() & rows.visible[index].cpu()
+        among = among & wanted.keys.to(among.device)  # a learned sink is visible, and not asked for
+        asked[:first] = among[0].cpu()
+    strongest = strongest_keys(rows.some(torch.tensor([index])), among)[0, : wanted.top]
     for quantity in asked.nonzero()[:, 0].tolist():
         c = objectives[0 if len(objectives) == 1 else index, quantity]
         if time.monotonic() > wanted.until:
