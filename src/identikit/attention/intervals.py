@@ -176,7 +176,7 @@ def intervals_of(
         "method": bounding.method,
         "epsilon": bounding.epsilon,
         "rounding": rounding,
-        "row_residual": captured.uncaught(places, rows),
+        "row_residual": captured.largest_miss(places, rows),
         "unresolved": int((rows.free & ~rows.resolved[rows.group]).sum()),
     }
     about |= {"groups": members} if members else {}
