@@ -145,7 +145,8 @@ def test_sums_scores_and_chains_are_proven(tmp_path):
 
 def test_sums_with_numbers_of_each_query_are_proven(tmp_path):
     weights = torch.zeros(2, len(ik.effective_attention(tiny.loaded("llama"), TEXT).tokens))
-    weights[0, 1] = weights[1, 3] = 1.0
+    weights[0, 1] = 1.0
+    weights[1, 3] = -1.0
     found = ik.attention_intervals(tiny.loaded("llama"), TEXT, layer=2, head=3, query=[8, 9], weights=weights)
     saved = found.save_proof(tmp_path / "proof.json")
     assert saved.claims == 2 and saved.loss < 1e-9
