@@ -224,10 +224,10 @@ def bounds_of(
     done = 0
     exact = bounding.method == "exact"
     for some in paced(free, limit, first=FIRST[free.device.type]):
-        part = rows.some(some), asked.of_rows(some)
-        solved = exact_bounds(*part) if exact else certified_bounds(*part, epsilon=bounding.epsilon)
-        for every, part in zip(bounds, solved, strict=True):
-            every[some] = part.to(every)
+        portion = rows.some(some), asked.of_rows(some)
+        solved = exact_bounds(*portion) if exact else certified_bounds(*portion, epsilon=bounding.epsilon)
+        for whole, part in zip(bounds, solved, strict=True):
+            whole[some] = part.to(whole)
         done += len(some)
         now = time.monotonic()
         expected = (now - started) / done * len(free)
