@@ -25,7 +25,8 @@ from identikit.shapes import Float, Tensor
 from identikit.texts.text import is_several
 
 SAME = 1e-9  # weights that differ by less are the same
-ENDS = ("farther", "lower", "upper")
+FARTHER = "farther"
+ENDS = (FARTHER, "lower", "upper")
 
 
 @undisturbed()
@@ -67,7 +68,7 @@ def alternative_of(
 ) -> AlternativeAttention:
     """Find another attention row for the one selected row of captured attention; see `alternative_attention`."""
     known("end", end, ENDS)
-    if direction is not None and (toward is not None or end != ENDS[0]):
+    if direction is not None and (toward is not None or end != FARTHER):
         raise InputError("alternative_attention takes toward= (and end=) or direction=, not both.")
     captured = attention.captured("alternative_of()")
     at_layer, head, query = (attention.axis(name).places[0] for name in ("layer", "head", "query"))
@@ -108,8 +109,8 @@ def _at_end(rows: Rows, keys: Axis, toward: Index, end: str) -> Float[Tensor, "k
     if bool(failed[0]):
         raise IdentikitError("Looking for another attention: no solver ended. Please report this row.")
     ends = vertices[0, 0]
-    if end != ENDS[0]:
-        return ends[ENDS.index(end) - 1]
+    if end != FARTHER:
+        return ends[("lower", "upper").index(end)]
     distance = (ends - rows.attention)[:, wanted].sum(-1).abs()
     if float(distance.max()) >= SAME:
         return ends[int(distance.argmax())]
