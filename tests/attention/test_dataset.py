@@ -7,6 +7,7 @@ import torch
 
 import identikit as ik
 from identikit.attention.dataset import AttentionOptions, attention_tables
+from identikit.attention.token_types import type_sums
 from identikit.errors import InputError
 from identikit.runs import run as runs
 from identikit.runs.run import Run
@@ -42,6 +43,15 @@ def test_tables_hold_what_each_text_gives(name: str, tmp_path: Path):
         assert null["least"][text].tolist() == result.null_dim.amin((1, 2)).tolist()
         assert null["greatest"][text].tolist() == result.null_dim.amax((1, 2)).tolist()
         assert null["residual"][text].tolist() == pytest.approx(result.residual.amax(1).tolist())
+
+
+def test_types_are_added_up_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    result = ik.effective_attention(tiny.loaded("bert"), TEXTS[0])
+    whole, _ = type_sums(result)
+    monkeypatch.setattr("identikit.models.taps.tap.ROW_BYTES", 512)
+    assert len(list(result.captured().layers[0].row_chunks())) > 1
+    some, _ = type_sums(result)
+    torch.testing.assert_close(some, whole, atol=1e-6, rtol=0)
 
 
 def test_types_add_up_and_no_cell_reads_as_missing(tmp_path: Path):

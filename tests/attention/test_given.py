@@ -52,6 +52,13 @@ def test_queries_and_keys_give_the_models_own_result_bit_for_bit(pair):
     assert torch.equal(bounds.lower, expected.lower) and torch.equal(bounds.upper, expected.upper)
 
 
+def test_a_query_that_sees_nothing_has_weights_of_0():
+    mask = torch.tensor([[True, True], [False, False]])
+    weights = torch.tensor([[[0.3, 0.7], [0.0, 0.0]]])
+    given = ik.attention_from(values=torch.tensor([[[1.0, 2.0], [3.0, 5.0]]]), weights=weights, mask=mask)
+    assert torch.equal(given.raw[0], weights) and given.null_dim[0, 0, 1] == 0
+
+
 def test_weights_give_the_same_to_rounding_from_numpy_too(pair):
     attention, tensors = pair
     arrays = {name: np.asarray(tensor) for name, tensor in some(tensors, "weights", "output").items()}

@@ -136,7 +136,7 @@ def test_long_texts_are_computed_in_float32(name: str, dtype: torch.dtype, monke
     monkeypatch.setattr(precision.linalg, "BYTES", 4096)
     rough = ik.effective_attention(model, text)
     assert rough.provenance.settings["outputs_computed_in"] == "float32"
-    assert rough.captured().layers[0].made.output.dtype == torch.float32
+    assert rough.captured().layers[0].recomputed.output.dtype == torch.float32
     assert torch.equal(rough.null_dim, exact.null_dim)
     assert torch.allclose(rough.effective, exact.effective, atol=1e-4)
     assert torch.allclose(rough.norm_ratio, exact.norm_ratio, atol=1e-4)
@@ -158,12 +158,12 @@ def test_a_reading_that_fails_is_not_silent(monkeypatch: pytest.MonkeyPatch):
 @needs_stories
 def test_rounded_outputs_would_be_noticed(monkeypatch: pytest.MonkeyPatch):
     """With the model's own output, rounded, in the place of the one computed anew, rows become longer than raw ones."""
-    model, whole = pair("stories", torch.bfloat16)[0], precision.recomputed
+    model, whole = pair("stories", torch.bfloat16)[0], precision.recompute
 
     def rounded(call: Any, heads: Any, projection: Any) -> Any:
         return whole(call, heads, projection)._replace(output=call.output[0, heads].double())
 
-    monkeypatch.setattr("identikit.attention.layer.recomputed", rounded)
+    monkeypatch.setattr("identikit.attention.layer.recompute", rounded)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         wrong = ik.effective_attention(model, PROSE)

@@ -1,9 +1,12 @@
 """Intervals of heads, groups and whole texts, as a user asks for them."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import identikit as ik
+from identikit.attention.intervals import Bounding
 from identikit.attention.quantities import key_groups
 from identikit.maths.polytope import rows as polytopes
 from identikit.maths.polytope.bounds import Wanted, proven_bounds
@@ -299,6 +302,13 @@ def test_a_time_limit_is_kept():
         found = attention.intervals(method=method, seconds=0.05)
         assert found.gap.isnan().any()
         assert time.monotonic() - started < 20  # all of it takes minutes
+
+
+def test_texts_share_the_time_that_is_left(monkeypatch):
+    monkeypatch.setattr("identikit.attention.intervals.time", SimpleNamespace(monotonic=lambda: 100.0))
+    limited = Bounding(until=140.0)
+    assert [limited.shared(texts).until for texts in (4, 2, 1)] == [110.0, 120.0, 140.0]
+    assert Bounding().shared(4).until is None
 
 
 def test_intervals_of_a_causal_head():

@@ -370,6 +370,13 @@ def test_a_reading_is_pickled_without_what_it_was_told():
     assert torch.equal(again.certain_order, reading.certain_order)
 
 
+def test_attention_of_some_heads_is_read_of_those_that_are_selected_from_it():
+    attention = ik.effective_attention(tiny.loaded("llama"), TEXT, layers=[0, 2], heads=[1, 3])
+    selected = ik.attention_measure(attention.sel(layer=2, head=3), name="attention")
+    assert selected.axis("head").values == (3,) and selected.axis("layer").values == (2,)
+    torch.testing.assert_close(selected.raw[0, 0], attention.sel(layer=2, head=3).raw.double(), atol=1e-6, rtol=0)
+
+
 def test_targets_are_tokens_classes_and_functions():
     model = tiny.shared("llama")
     default = ik.attention_measure(model, TEXT, "gradient", layers=[2])

@@ -143,6 +143,15 @@ def test_sums_scores_and_chains_are_proven(tmp_path):
         torch.testing.assert_close(lower, result.lower.flatten().double(), atol=1e-8, rtol=1e-8)
 
 
+def test_sums_with_numbers_of_each_query_are_proven(tmp_path):
+    weights = torch.zeros(2, len(ik.effective_attention(tiny.loaded("llama"), TEXT).tokens))
+    weights[0, 1] = 1.0
+    weights[1, 3] = -1.0
+    found = ik.attention_intervals(tiny.loaded("llama"), TEXT, layer=2, head=3, query=[8, 9], weights=weights)
+    saved = found.save_proof(tmp_path / "proof.json")
+    assert saved.claims == 2 and saved.loss < 1e-9
+
+
 def test_every_alternative_is_within_a_proven_rollout(tmp_path):
     """Put other attention with the same output into every row, and multiply through."""
     model = tiny.shared("bert")

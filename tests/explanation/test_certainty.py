@@ -17,8 +17,8 @@ from identikit.attention.estimate import (
     RowSample,
     certain_rows,
     mean_by_head,
+    mean_by_layer,
     mean_by_token,
-    mean_over_rows,
     share_of_rows,
 )
 from identikit.attention.precision import equal_values
@@ -142,7 +142,7 @@ def test_all_rows_are_bounded_when_there_is_time(attention: Any, everything: Row
     groups = attention.intervals(groups={"ends": [0, 15], "one": [3]}, method="exact")
     for place, ours in enumerate((groups.raw, groups.lower, groups.upper)):
         assert torch.allclose(rows.groups[:, place], ours[at], atol=1e-7)
-    mass = mean_over_rows(everything, rows.lower.sum(-1), 1.0)
+    mass = mean_by_layer(everything, rows.lower.sum(-1), 1.0)
     assert torch.allclose(mass.mean, intervals.certain_mass.mean((1, 2))) and not mass.stderr.any()
     raw = groups.raw[..., 0].mean((1, 2))
     for ours, theirs in zip(group_bounds(everything, 0, raw), (groups.lower, groups.upper), strict=True):
@@ -165,14 +165,14 @@ def drawn(sample: RowSample, seed: int, count: int) -> RowSample:
 def test_two_standard_errors_hold_the_truth(everything: RowSample, attention: Any):
     """200 draws, of each layer, of each head and overall; what is said to be certain holds in all of them."""
     count = 5
-    whole = [mean_over_rows(everything, everything.bounded.lower.sum(-1).clamp(max=1.0), 1.0)]
+    whole = [mean_by_layer(everything, everything.bounded.lower.sum(-1).clamp(max=1.0), 1.0)]
     free = attention.null_dim > 0
     whole.append(mean_by_head(certain_rows(attention, everything.bounded), free))
     inside: list[list[Any]] = [[], [], []]
     for seed in range(200):
         some = drawn(everything, seed, count)
         certain = certain_rows(attention, some.bounded)
-        layers = mean_over_rows(some, some.bounded.lower.sum(-1).clamp(max=1.0), 1.0)
+        layers = mean_by_layer(some, some.bounded.lower.sum(-1).clamp(max=1.0), 1.0)
         assert layers.rows.tolist() == [count] * 3
         pairs = ((layers, whole[0]), (mean_by_head(certain, free), whole[1]), (layers.overall(), whole[0].overall()))
         for at, (ours, true) in enumerate(pairs):
@@ -186,7 +186,7 @@ def test_two_standard_errors_hold_the_truth(everything: RowSample, attention: An
 def test_time_that_is_up_ends_it_and_says_so(attention: Any):
     few = bounded(attention, [[0]], seconds=1e-9)
     assert not len(few.bounded.places) and few.free.tolist() == [64] * 3
-    mass = mean_over_rows(few, few.bounded.lower.sum(-1), 1.0)
+    mass = mean_by_layer(few, few.bounded.lower.sum(-1), 1.0)
     assert mass.mean.isnan().all() and (mass.least.tolist(), mass.most.tolist()) == ([0.0] * 3, [1.0] * 3)
     told = explain(tiny.loaded("bert"), LONG, maps=MAPS, probes=2, seconds=1e-9)
     facts = verdict(told).facts
@@ -205,11 +205,11 @@ def test_rows_that_are_not_free_count_always():
         (sample.bounded.lower.sum(-1), intervals.certain_mass),
         (sample.bounded.strongest, intervals.strongest_is_certain),
     ):
-        assert torch.allclose(mean_over_rows(sample, values, 1.0).mean, true.mean((1, 2)))
+        assert torch.allclose(mean_by_layer(sample, values, 1.0).mean, true.mean((1, 2)))
     none = bounded(attention, [[0]], seconds=1e-9)
     certain = certain_rows(attention, none.bounded)
     true = intervals.certain_mass
-    layers = mean_over_rows(none, none.bounded.lower.sum(-1), 1.0)
+    layers = mean_by_layer(none, none.bounded.lower.sum(-1), 1.0)
     found = (
         (layers, true.mean((1, 2))),
         (mean_by_head(certain, free), true.mean(-1)),
@@ -264,7 +264,7 @@ def test_rows_that_could_not_be_proven_are_not_counted(attention: Any, monkeypat
     monkeypatch.setattr(sampling, "bounds_of", unproven)
     few = bounded(attention, [[0]])
     assert few.bounded.places[:, 0].unique().tolist() == [0, 2]
-    mass = mean_over_rows(few, few.bounded.lower.sum(-1), 1.0)
+    mass = mean_by_layer(few, few.bounded.lower.sum(-1), 1.0)
     assert mass.mean.isnan().tolist() == [False, True, False]
 
 

@@ -303,6 +303,16 @@ def test_joint_null_dimension_of_heads_that_coincide(kind, alike):
     assert torch.equal(joint, reference.joint_null_dim(case.values, case.projection, case.mask))
 
 
+def test_joint_null_dimension_of_heads_whose_values_have_different_ranks():
+    """Query heads that stand side by side share values, and only the first two of four share those of rank 2."""
+    case = random_case(14, 6, "window")
+    case.values[0] = make_matrix(torch.ones(2, dtype=torch.float64), 14, 6, torch.Generator().manual_seed(1))
+    case.projection[1::2] = case.projection[::2].clone()
+    heads = attention_heads(case.values, case.output, case.mask)
+    joint = joint_null_dim(heads, case.factors().rank, case.projection)
+    assert torch.equal(joint, reference.joint_null_dim(case.values, case.projection, case.mask))
+
+
 @few
 @given(cases())
 def test_joint_null_dimension_of_drawn_cases(case):

@@ -91,6 +91,32 @@ def test_certain_order_is_that_of_all_possible_rows(seed: int):
     assert torch.equal(some[decided], found[decided]) and torch.equal(some[20:], alone[20:])
 
 
+@pytest.mark.parametrize(("gap", "told"), [(0.1, (0, True)), (0.9, (-1, False))])
+def test_a_source_is_ahead_only_where_something_attains_it(gap: float, told: tuple[int, bool]):
+    """The second can be ahead by 0.5 less the gap at least: with a large gap, nobody knows."""
+    raw = torch.tensor([[0.6, 0.4]], dtype=torch.float64)
+    ends = torch.tensor([[0.1, 0.0]]).double(), torch.tensor([[1.0, 0.9]]).double()
+    halves = torch.full((1,), 0.5, dtype=torch.float64)
+    found = certain_order(raw, ends, torch.ones(1, 2) > 0, lambda *pair: (halves, gap * halves / 0.5), 2)
+    assert (int(found.sources), bool(found[1])) == told
+
+
+def test_readings_of_any_size_have_the_same_order():
+    possible, raw, asked = possible_rows(0)
+    orders = []
+    for size in (1.0, 1e-12, 1e12):
+        readings = size * possible
+
+        def compare(row: torch.Tensor, first: torch.Tensor, second: torch.Tensor, readings: torch.Tensor = readings):
+            ahead = (readings[row, :, second] - readings[row, :, first]).amax(-1)
+            return ahead, torch.zeros_like(ahead)
+
+        ends = readings.amin(1), readings.amax(1)
+        found = certain_order(size * raw, ends, asked, compare, 4, scale=size * raw.abs().amax(-1))
+        orders.append(found.sources.tolist())
+    assert orders[0] == orders[1] == orders[2] and len(set(orders[0])) > 2
+
+
 def test_pairs_are_ordered_where_their_ends_do_not_overlap():
     possible, _, asked = possible_rows(0)
     lower, upper = possible.amin(1).round(), possible.amax(1).round()  # some touch

@@ -142,6 +142,8 @@ def test_tags_are_ordered_by_the_last_layers_median_and_then_by_name():
     own = torch.tensor([[0.9, 0.1, 0.8, 0.2, 0.3, 0.2]] * 2)
     for tags, order in ((["DT", "NN", "DT", "NN", "NN", "AA"], ["DT", "AA", "NN"]), ([*"BADCEF"], [*"BDECFA"])):
         assert list(mixing.tag_boxes(own, tags)) == order
+    turned = torch.cat([own.flip(1), own])  # all tags have another place in the first layer
+    assert list(mixing.tag_boxes(turned, ["DT", "NN", "DT", "NN", "NN", "AA"])) == ["DT", "AA", "NN"]
     found = mixing.tag_boxes(own, ["DT", "NN", "DT", "NN", "NN", "AA"])
     assert found["NN"][1, 2] == pytest.approx(0.2, abs=1e-4)
     assert found["DT"][0].tolist() == pytest.approx([0.8, 0.825, 0.85, 0.875, 0.9], abs=1e-4)

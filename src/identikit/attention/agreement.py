@@ -67,7 +67,7 @@ def agreement(
         rankings = []
         for name, given in named.items():
             if isinstance(given, str):
-                rankings.append(overall(text.overall(READINGS[given])))
+                rankings.append(ranking_of(text.overall(READINGS[given])))
             else:
                 rankings.append(of_function(name, given, reading))
         parts.append(_compared(rankings))
@@ -97,7 +97,7 @@ class Ranking(NamedTuple):
     bounded: bool = True
 
 
-def overall(measure: AttentionMeasure) -> Ranking:
+def ranking_of(measure: AttentionMeasure) -> Ranking:
     """Return a measure of one text as (output, input): the mean over heads and layers, or that after the last layer."""
     arrays = [measure.read(name) for name in ("raw", "lower", "upper")]
     bounded = not bool(measure.read("gap").isnan().any())

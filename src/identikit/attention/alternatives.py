@@ -25,7 +25,8 @@ from identikit.shapes import Float, Tensor
 from identikit.texts.text import is_several
 
 SAME = 1e-9  # weights that differ by less are the same
-ENDS = ("farther", "lower", "upper")
+FARTHER = "farther"
+ENDS = (FARTHER, "lower", "upper")
 
 
 @undisturbed()
@@ -51,11 +52,11 @@ def alternative_attention(
     if is_several(text):
         raise InputError("alternative_attention reads one text at a time: pass a text, a pair or token ids.")
     model = checked_model(model)
-    (own,) = model.attending(one_of("layer", layer, model.n_layers))
-    which = own, one_of("head", head, model.n_heads)
-    (reading,) = readings(model, text, layers=which[:1], truncate=truncate)
-    captured = captured_attention(reading, layers=which[:1], heads=which[1:])
-    row = captured.sel(layer=which[0], head=which[1], query=query)
+    layers = model.attending(one_of("layer", layer, model.n_layers))
+    heads = (one_of("head", head, model.n_heads),)
+    (reading,) = readings(model, text, layers=layers, truncate=truncate)
+    captured = captured_attention(reading, layers=layers, heads=heads)
+    row = captured.sel(layer=layers[0], head=heads[0], query=query)
     if not row.axis("query").single:
         raise InputError(f"query={shortened(query)}: expected one position or token.")
     return alternative_of(row, toward=toward, end=end, direction=direction)
@@ -65,9 +66,9 @@ def alternative_attention(
 def alternative_of(
     attention: EffectiveAttention, *, toward: Index = None, end: str = "farther", direction: Tensor | None = None
 ) -> AlternativeAttention:
-    """Do the same for the one selected row of attention that was captured; see `alternative_attention`."""
+    """Find another attention row for the one selected row of captured attention; see `alternative_attention`."""
     known("end", end, ENDS)
-    if direction is not None and (toward is not None or end != ENDS[0]):
+    if direction is not None and (toward is not None or end != FARTHER):
         raise InputError("alternative_attention takes toward= (and end=) or direction=, not both.")
     captured = attention.captured("alternative_of()")
     at_layer, head, query = (attention.axis(name).places[0] for name in ("layer", "head", "query"))
@@ -108,8 +109,8 @@ def _at_end(rows: Rows, keys: Axis, toward: Index, end: str) -> Float[Tensor, "k
     if bool(failed[0]):
         raise IdentikitError("Looking for another attention: no solver ended. Please report this row.")
     ends = vertices[0, 0]
-    if end != ENDS[0]:
-        return ends[ENDS.index(end) - 1]
+    if end != FARTHER:
+        return ends[("lower", "upper").index(end)]
     distance = (ends - rows.attention)[:, wanted].sum(-1).abs()
     if float(distance.max()) >= SAME:
         return ends[int(distance.argmax())]

@@ -60,8 +60,8 @@ class Captured:
             order = chosen[call.layer]
             layer = self.layers[places["layer"][order]]
             if weights is None:
-                return layer.attend(call, at.heads, at.queries)
-            return layer.attend_with(call, weights[order], at)
+                return layer.output_with_effective(call, at.heads, at.queries)
+            return layer.output_with(call, weights[order], at)
 
         return self.reading.changed_by(replaced)
 
@@ -73,13 +73,13 @@ class Captured:
         """Return rows of effective attention in float64, those of a head together."""
         return torch.cat([self.layers[layer].effective_rows(some) for layer, some in _by_layer(places)])
 
-    def uncaught(self, places: Sequence[Place], rows: Rows) -> float:
-        """Return what attention in a row's set can miss its output by, at most; see `Layer.uncaught`."""
+    def largest_miss(self, places: Sequence[Place], rows: Rows) -> float:
+        """Return what attention in a row's set can miss its output by, at most; see `Layer.largest_miss`."""
         largest = 0.0
         start = 0
         for layer, some in _by_layer(places):
             part = rows.some(torch.arange(start, start + len(some), device=rows.group.device))
-            largest = max(largest, self.layers[layer].uncaught(part, some))
+            largest = max(largest, self.layers[layer].largest_miss(part, some))
             start += len(some)
         return largest
 

@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class _DatasetReading(NamedTuple):
-    """A number read from each text, or from its layers or heads: its table and column, and how it is read and kept."""
+class _Column(NamedTuple):
+    """A column of a table, of numbers of texts or of their layers or heads, and how these are read and kept."""
 
     table: str
-    column: str
+    name: str
     read: Callable[[EffectiveAttention], Tensor]
     stored: Stored
 
 
-def _mean_over_rows(measure: Measure, result: EffectiveAttention) -> Tensor:
+def _by_head(measure: Measure, result: EffectiveAttention) -> Tensor:
     array = result.read(measure.name).double()
     return array.mean(-1) if "query" in measure.axes else array
 
@@ -56,25 +56,19 @@ def _slack(result: EffectiveAttention) -> Tensor:
 _COUNT = Stored("text")
 _REAL = Stored("text", real=True)
 _CORRELATION = Stored("text", real=True, undefined=True)  # where a map is constant
-_READINGS = {
-    "pearson": _DatasetReading("correlation", "pearson", lambda result: result.pearson(), _CORRELATION),
-    "pearson_layer": _DatasetReading(
-        "correlation_by_layer", "pearson", lambda result: result.pearson("layer"), _CORRELATION
-    ),
-    "pearson_head": _DatasetReading(
-        "correlation_by_head", "pearson", lambda result: result.pearson("head"), _CORRELATION
-    ),
+_COLUMNS = {
+    "pearson": _Column("correlation", "pearson", lambda result: result.pearson(), _CORRELATION),
+    "pearson_layer": _Column("correlation_by_layer", "pearson", lambda result: result.pearson("layer"), _CORRELATION),
+    "pearson_head": _Column("correlation_by_head", "pearson", lambda result: result.pearson("head"), _CORRELATION),
     **{
-        f"head {measure.name}": _DatasetReading("heads", measure.name, partial(_mean_over_rows, measure), _CORRELATION)
+        f"head {measure.name}": _Column("heads", measure.name, partial(_by_head, measure), _CORRELATION)
         for measure in OF_HEADS
     },
-    "least": _DatasetReading("null_dimension", "least", lambda result: result.null_dim.amin((1, 2)), _COUNT),
-    "greatest": _DatasetReading("null_dimension", "greatest", lambda result: result.null_dim.amax((1, 2)), _COUNT),
-    "residual": _DatasetReading("null_dimension", "residual", lambda result: result.residual.amax(1), _REAL),
-    "slack_least": _DatasetReading("null_dimension", "slack_least", lambda result: _slack(result).amin((1, 2)), _COUNT),
-    "slack_greatest": _DatasetReading(
-        "null_dimension", "slack_greatest", lambda result: _slack(result).amax((1, 2)), _COUNT
-    ),
+    "least": _Column("null_dimension", "least", lambda result: result.null_dim.amin((1, 2)), _COUNT),
+    "greatest": _Column("null_dimension", "greatest", lambda result: result.null_dim.amax((1, 2)), _COUNT),
+    "residual": _Column("null_dimension", "residual", lambda result: result.residual.amax(1), _REAL),
+    "slack_least": _Column("null_dimension", "slack_least", lambda result: _slack(result).amin((1, 2)), _COUNT),
+    "slack_greatest": _Column("null_dimension", "slack_greatest", lambda result: _slack(result).amax((1, 2)), _COUNT),
 }
 _BOUNDED = {  # what `certainty` returns
     "row_sums": _REAL,
@@ -125,7 +119,7 @@ class AttentionJob:
         """What is kept of each text, and what is summed over texts."""
         stored = {"tokens": _COUNT}
         if not self.only_intervals:
-            stored |= {name: reading.stored for name, reading in _READINGS.items()} | _SUMMED
+            stored |= {name: column.stored for name, column in _COLUMNS.items()} | _SUMMED
         if self.options.intervals:
             stored |= _BOUNDED
         return stored
@@ -157,7 +151,7 @@ class AttentionJob:
         if self.options.intervals:
             numbers |= certainty.certainty(result, self.options.intervals, self.options.seed)
         if not self.only_intervals:
-            numbers |= {name: reading.read(result) for name, reading in _READINGS.items()}
+            numbers |= {name: column.read(result) for name, column in _COLUMNS.items()}
             sums, queries = type_sums(result)
             numbers |= {"type_sums": (sums * _UNIT).round().long(), "type_texts": (queries > 0).long()}
         return numbers
@@ -222,8 +216,8 @@ def frames(numbers: dict[str, Tensor]) -> dict[str, "DataFrame"]:
     from pandas import MultiIndex
 
     by_table: dict[str, dict[str, Tensor]] = {}
-    for name, reading in _READINGS.items():
-        by_table.setdefault(reading.table, {})[reading.column] = numbers[name]
+    for name, column in _COLUMNS.items():
+        by_table.setdefault(column.table, {})[column.name] = numbers[name]
     layers = numbers["layers"].tolist()
     tables = {}
     for table, columns in by_table.items():

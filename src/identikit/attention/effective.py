@@ -60,11 +60,12 @@ def effective_attention(
     progress = function("progress", progress)
     several = is_several(text)
     model, text = looking(model, text, attention, target, generate, truncate=truncate, max_tokens=max_tokens)
-    which = model.attending(layers), chosen("head", heads, model.n_heads)
+    wanted_layers = model.attending(layers)
+    wanted_heads = chosen("head", heads, model.n_heads)
     results = []
-    texts = readings(model, text, layers=which[0], truncate=truncate, max_tokens=max_tokens)
+    texts = readings(model, text, layers=wanted_layers, truncate=truncate, max_tokens=max_tokens)
     for reading in texts:
-        results.append(attend(reading, options, layers=which[0], heads=which[1]))
+        results.append(attend(reading, options, layers=wanted_layers, heads=wanted_heads))
         progress("effective attention, texts", len(results), len(texts))
     return Results(results) if several else results[0]
 

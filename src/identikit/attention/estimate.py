@@ -151,7 +151,7 @@ def estimated(known: Float[Tensor, "*place"], values: Sequence[Tensor], free: In
     return Mean(mean, stderr, least, most, counts, free)
 
 
-def mean_over_rows(sample: RowSample, values: Float[Tensor, "row"], fixed: Sequence[float] | float) -> Mean:
+def mean_by_layer(sample: RowSample, values: Float[Tensor, "row"], fixed: Sequence[float] | float) -> Mean:
     """Estimate a mean over all rows of each layer from `values` of 0 to 1 of the rows that were bounded (NaN: unknown).
 
     `fixed` is the value of a row that is not free, or their mean in each layer.
@@ -163,7 +163,7 @@ def mean_over_rows(sample: RowSample, values: Float[Tensor, "row"], fixed: Seque
 
 def share_of_rows(sample: RowSample, holds: Float[Tensor, "row"]) -> Mean:
     """Estimate in what share of each layer's rows something `holds` (1 or 0; NaN: unknown); it does in all others."""
-    return mean_over_rows(sample, holds, 1.0)
+    return mean_by_layer(sample, holds, 1.0)
 
 
 def certain_rows(attention: EffectiveAttention, bounded: BoundedRows) -> Float[Tensor, "layer head query"]:

@@ -176,7 +176,7 @@ def intervals_of(
         "method": bounding.method,
         "epsilon": bounding.epsilon,
         "rounding": rounding,
-        "row_residual": captured.uncaught(places, rows),
+        "row_residual": captured.largest_miss(places, rows),
         "unresolved": int((rows.free & ~rows.resolved[rows.group]).sum()),
     }
     about |= {"groups": members} if members else {}
@@ -224,10 +224,10 @@ def bounds_of(
     done = 0
     exact = bounding.method == "exact"
     for some in paced(free, limit, first=FIRST[free.device.type]):
-        part = rows.some(some), asked.of_rows(some)
-        solved = exact_bounds(*part) if exact else certified_bounds(*part, epsilon=bounding.epsilon)
-        for every, part in zip(bounds, solved, strict=True):
-            every[some] = part.to(every)
+        portion = rows.some(some), asked.of_rows(some)
+        solved = exact_bounds(*portion) if exact else certified_bounds(*portion, epsilon=bounding.epsilon)
+        for whole, part in zip(bounds, solved, strict=True):
+            whole[some] = part.to(whole)
         done += len(some)
         now = time.monotonic()
         expected = (now - started) / done * len(free)

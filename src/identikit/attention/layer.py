@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from identikit.attention.precision import Recomputed, check_range, coarser_unit, recomputed
+from identikit.attention.precision import Recomputed, check_range, coarser_unit, recompute
 from identikit.checks import flag, real_number
 from identikit.maths import effective as maths
 from identikit.maths import linalg, measures, reachable
@@ -54,7 +54,7 @@ class At(NamedTuple):
     queries: Int[Tensor, "query_"]
     keys: Int[Tensor, "key_"]
 
-    def rows(self, array: Tensor) -> Tensor:
+    def take(self, array: Tensor) -> Tensor:
         """Return an array over heads and queries at these places."""
         return array[self.heads][:, self.queries]
 
@@ -101,9 +101,9 @@ class Layer:
     # What is read
 
     @cached_property
-    def made(self) -> Recomputed:
+    def recomputed(self) -> Recomputed:
         """Head outputs, computed anew, and the norm, size and sum of rows."""
-        return recomputed(self.call, self.heads, self.projection)
+        return recompute(self.call, self.heads, self.projection)
 
     @cached_property
     def passed(self) -> maths.Heads:
@@ -124,7 +124,7 @@ class Layer:
     @cached_property
     def _captured(self) -> maths.Heads:
         values = _values(self.call, self.heads)
-        return maths.attention_heads(values, self.made.output, self.seen, mass=self.made.mass)
+        return maths.attention_heads(values, self.recomputed.output, self.seen, mass=self.recomputed.mass)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -175,25 +175,25 @@ class Layer:
     @cached_property
     def residual(self) -> Float[Tensor, "head"]:
         """‖(A⊥V − O)H‖/‖OH‖ of each head."""
-        return maths.relative_size(self._missing, self.made.output, self.projection, gate=self.gate)
+        return maths.relative_size(self._missing, self.recomputed.output, self.projection, gate=self.gate)
 
     @cached_property
     def row_residual(self) -> Float[Tensor, "head query"]:
         r"""‖(a⊥V − o)H‖ of each row against $\sum_m a_m \|v_m H\|$, of which the model rounds off about eps."""
         missing = (self._missing @ maths.lengths_of(self.projection)).norm(dim=-1)
         missing = missing.masked_fill(self.factors.identifiable, 0.0)  # these rows are their raw attention
-        return torch.where(missing == 0, 0.0, missing / self.made.size)
+        return torch.where(missing == 0, 0.0, missing / self.recomputed.size)
 
     @cached_property
     def norm_ratio(self) -> Float[Tensor, "head query"]:
         r"""‖a⊥‖/‖a‖ of each row, from the factors: $\|a^\perp_i\|^2 = y_i^\top G_i y_i = y_i \cdot o_i$."""
         square = (self.factors.coefficients.double() * self.solved_from.output.double()).sum(-1).clamp(min=0)
-        ratio = square.sqrt() / self.made.norm.double().clamp(min=torch.finfo(torch.float32).tiny)
+        ratio = square.sqrt() / self.recomputed.norm.double().clamp(min=torch.finfo(torch.float32).tiny)
         return ratio.masked_fill(self.factors.identifiable, 1.0)
 
     @cached_property
     def _over_maps(self) -> tuple[measures.PearsonSums, Float[Tensor, "3 key"]]:
-        """What one pass over the maps gives: `sums` and `received`."""
+        """What one pass over the maps gives: `pearson_sums` and `received`."""
         heads = torch.arange(len(self.heads), device=self.heads.device)
         keys = torch.arange(self.call.key.shape[2], device=self.heads.device)
         blocks = []
@@ -211,7 +211,7 @@ class Layer:
         return sums, received / self.call.query.shape[2]
 
     @property
-    def sums(self) -> measures.PearsonSums:
+    def pearson_sums(self) -> measures.PearsonSums:
         """What the correlation of raw and effective attention is made from, per head and query."""
         return self._over_maps[0]
 
@@ -220,8 +220,10 @@ class Layer:
         """The mean weight that each key receives over all rows of all heads: raw, effective, and with equal weights."""
         return self._over_maps[1]
 
-    def attend(self, call: AttentionCall, heads: Tensor, queries: Tensor) -> Float[Tensor, "1 head query d_v"]:
-        """Return this layer's head output with effective attention in place of raw attention in the chosen rows."""
+    def output_with_effective(
+        self, call: AttentionCall, heads: Tensor, queries: Tensor
+    ) -> Float[Tensor, "1 head query d_v"]:
+        """Return this layer's head output with effective attention in place of raw attention in chosen rows."""
         output = call.output.clone()
         values = _values(call, self.heads).double()
         repeats = len(self.heads) // len(values)
@@ -235,7 +237,7 @@ class Layer:
                 output[0, self.heads[heads][:, None], rows] = (weights @ centred + shift[:, rows]).to(output)
         return output
 
-    def attend_with(
+    def output_with(
         self, call: AttentionCall, weights: Float[Tensor, "head_ query_ key_"], at: At
     ) -> Float[Tensor, "1 head query d_v"]:
         """Return this layer's head output with these weights in place of the raw ones at chosen places."""
@@ -289,7 +291,7 @@ class Layer:
             step = max(1, linalg.BYTES // (8 * len(at.heads) * self.call.key.shape[2]))
             parts = [self._reach(at.heads, rows) for rows in at.queries.split(step)]
             reach = reachable.Reach(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
-            dim = reach.dim.minimum(at.rows(self.polytope_dim))  # it lies in that set, whose rank is surer
+            dim = reach.dim.minimum(at.take(self.polytope_dim))  # it lies in that set, whose rank is surer
             self._reached[asked] = reach._replace(dim=dim)
         return self._reached[asked]
 
@@ -363,9 +365,9 @@ class Layer:
             through = maths.lengths_through(self.passed, self.projection, head).to(values)
             rows = heads == head
             missing[rows] = (moved[rows, : len(values)].to(values) @ values @ through).norm(dim=-1)
-        return torch.where(missing == 0, 0.0, missing / self.made.size[heads, queries])
+        return torch.where(missing == 0, 0.0, missing / self.recomputed.size[heads, queries])
 
-    def uncaught(self, rows: Rows, places: Sequence[HeadPlace]) -> float:
+    def largest_miss(self, rows: Rows, places: Sequence[HeadPlace]) -> float:
         """Return how much of an output the bases do not hold, at most: what attention in a row's set can miss it by."""
         outside = rows.attention.clone()
         for group, some in rows.by_group():

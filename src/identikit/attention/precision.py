@@ -52,7 +52,7 @@ def computed_in(call: AttentionCall) -> torch.dtype:
     return torch.promote_types(call.value.dtype, torch.float32)
 
 
-def recomputed(call: AttentionCall, heads: Int[Tensor, "head"], projection: Float[Tensor, "head d_v d"]) -> Recomputed:
+def recompute(call: AttentionCall, heads: Int[Tensor, "head"], projection: Float[Tensor, "head d_v d"]) -> Recomputed:
     """Compute the chosen heads' outputs, and the norm, size and sum of their rows, some rows at a time."""
     dtype = computed_in(call)
     values = call.value[0, heads // call.groups].to(dtype)

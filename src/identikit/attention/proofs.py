@@ -70,7 +70,8 @@ class ProofDraft:
     steps: list[dict[str, Any]] = field(default_factory=list)
     gap: float = -math.inf
     residual: float = 0.0
-    _places: dict[Hashable, int] = field(default_factory=dict)
+    _value_places: dict[Hashable, int] = field(default_factory=dict)
+    _row_places: dict[Hashable, int] = field(default_factory=dict)
     _read: list[Any] = field(default_factory=list)
     _ends: list[tuple[Fraction, Fraction]] = field(default_factory=list)
     _matrices: list[list[list[Fraction]]] = field(default_factory=list)
@@ -151,19 +152,19 @@ class ProofDraft:
         polytopes = layer.polytopes
         values = F.pad(polytopes.values[head], (0, 0, 0, int(polytopes.sink)))
         name = (id(captured), place[0], head)
-        if name not in self._places:
-            self._places[name] = len(self.values)
+        if name not in self._value_places:
+            self._value_places[name] = len(self.values)
             self.values.append(values.double().tolist())
             self._matrices.append([proof.vector(value, values.shape[1], "a value") for value in self.values[-1]])
-        return self._places[name], values
+        return self._value_places[name], values
 
     def _row(self, captured: Captured, place: Place, values: int, keys: list[int], weights: list[float]) -> int:
         name = (id(captured), *place)
-        if name not in self._places:
-            self._places[name] = len(self.rows)
+        if name not in self._row_places:
+            self._row_places[name] = len(self.rows)
             self.rows.append({"values": values, "keys": keys, "attention": weights})
             self._read.append(proof.read_row(self.rows[-1], self._matrices))
-        return self._places[name]
+        return self._row_places[name]
 
 
 def _rounded(end: Fraction, outward: float) -> float:

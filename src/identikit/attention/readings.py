@@ -172,7 +172,7 @@ def value_norm(measured: MeasuredLayer) -> Factor:
 @reading("output share")
 def output_share(measured: MeasuredLayer) -> Factor:
     """Share of the head's output that a key adds along the output's direction, a⟨vH, oH⟩/‖oH‖²."""
-    output = measured.layer.made.output.double() * measured.gate
+    output = measured.layer.recomputed.output.double() * measured.gate
     toward = output @ measured.products
     length = (toward * output).sum(-1, keepdim=True)
     toward = torch.where(length > 0, toward / length, 0.0)

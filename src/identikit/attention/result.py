@@ -94,7 +94,7 @@ class EffectiveAttention(Result):
     @staticmethod
     def q(layer: Layer, at: At) -> Float[Tensor, "head_ query_ d_k"]:
         """Queries as they enter the product with keys: rotary positions applied."""
-        return at.rows(layer.call.query[0, layer.heads])
+        return at.take(layer.call.query[0, layer.heads])
 
     @measure("layer head key dimension", on_request=True)
     @staticmethod
@@ -112,7 +112,7 @@ class EffectiveAttention(Result):
     @staticmethod
     def z(layer: Layer, at: At) -> Float[Tensor, "head_ query_ d_v"]:
         """Head outputs, $z = AV$, before the output projection; computed anew from q, k and v."""
-        return at.rows(layer.made.output)
+        return at.take(layer.recomputed.output)
 
     @measure("layer query feature", on_request=True)
     @staticmethod
@@ -128,13 +128,13 @@ class EffectiveAttention(Result):
     @staticmethod
     def rank(layer: Layer, at: At) -> Int[Tensor, "head_ query_"]:
         """Rank of the values that each row sees."""
-        return at.rows(layer.factors.rank)
+        return at.take(layer.factors.rank)
 
     @measure("layer head query", label="null dimension", range="0 to tokens", over_texts="mean")
     @staticmethod
     def null_dim(layer: Layer, at: At) -> Int[Tensor, "head_ query_"]:
         """Dimension of each row's null space (Eq. 6, over the keys that the row sees)."""
-        return at.rows(layer.factors.null_dim)
+        return at.take(layer.factors.null_dim)
 
     @measure("layer head query", label="polytope dimension", range="0 to tokens", over_texts="mean")
     @staticmethod
@@ -143,7 +143,7 @@ class EffectiveAttention(Result):
 
         An upper bound where weights are exactly 0.
         """
-        return at.rows(layer.polytope_dim)
+        return at.take(layer.polytope_dim)
 
     @measure("layer head query", label="reachable dimension", range="0 to tokens")
     @staticmethod
@@ -178,8 +178,8 @@ class EffectiveAttention(Result):
 
         Rows of `raw` sum to the rest; 0 where the model has no such sink.
         """
-        mass = layer.made.mass
-        return at.rows(torch.zeros_like(layer.made.norm) if mass is None else 1 - mass)
+        mass = layer.recomputed.mass
+        return at.take(torch.zeros_like(layer.recomputed.norm) if mass is None else 1 - mass)
 
     # The certificate
 
@@ -187,13 +187,13 @@ class EffectiveAttention(Result):
     @staticmethod
     def row_residual(layer: Layer, at: At) -> Float[Tensor, "head_ query_"]:
         """The certificate of each row, ‖(a⊥V − o)H‖ against the sum of the lengths that it adds up, Σ a‖vH‖."""
-        return at.rows(layer.row_residual)
+        return at.take(layer.row_residual)
 
     @measure("layer head query", range="0 to 1")
     @staticmethod
     def norm_ratio(layer: Layer, at: At) -> Float[Tensor, "head_ query_"]:
         """Length of each effective row against the raw one, ‖a⊥‖/‖a‖."""
-        return at.rows(layer.norm_ratio)
+        return at.take(layer.norm_ratio)
 
     @measure("layer head query", range="true or false")
     @staticmethod
@@ -202,7 +202,7 @@ class EffectiveAttention(Result):
 
         That is 10 times that of float32 (or float64), or the rounding noise of half precision.
         """
-        return at.rows(layer.rank_is_sure)
+        return at.take(layer.rank_is_sure)
 
     @measure("layer head", range="0 or more")
     @staticmethod
@@ -235,13 +235,13 @@ class EffectiveAttention(Result):
     @staticmethod
     def _pearson(layer: Layer, at: At) -> Float[Tensor, "head_"]:
         """How closely effective attention follows raw attention: their correlation over all weights of the head."""
-        return correlation.pearson(layer.sums.pooled(-1))[at.heads]
+        return correlation.pearson(layer.pearson_sums.pooled(-1))[at.heads]
 
     @measure("layer head query sum")
     @staticmethod
     def _pearson_sums(layer: Layer, at: At) -> Float[Tensor, "head_ query_ sum"]:
         """Sums over keys that the correlation is made from."""
-        return at.rows(torch.stack(layer.sums, dim=-1))
+        return at.take(torch.stack(layer.pearson_sums, dim=-1))
 
     @property
     def pearson(self) -> Pearson:

@@ -306,6 +306,7 @@ def _claims(captured_again: Callable[[], list[Captured]], draft: ProofDraft, res
 
 def over_texts(numbers: Float[Tensor, "text number score layer head"], roles: Sequence[HeadRole]) -> dict[str, Tensor]:
     """Return the means over texts with their standard errors, and over how many texts each score is."""
+    numbers = numbers.clone()
     for place, role in enumerate(roles):
         if role.above is not None:
             values = numbers[:, :4, place]

@@ -97,7 +97,7 @@ def stream_of(run: WatchedRun, layer: Layer) -> StreamLayer:
     at = layer.call.layer
     entered = run.trace.blocks[at].hidden[0].double()
     left = run.trace.hidden[at][0].double()
-    output = layer.made.output.double()
+    output = layer.recomputed.output.double()
     if layer.gate is not None:
         output = output * layer.gate.double()
     added = entered + (output @ layer.projection.double()).sum(0)

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 
+from identikit.attention.certainty import GROUPS
 from identikit.attention.result import EffectiveAttention
+from identikit.attention.token_types import MAPS, SOURCES, TYPES
 from identikit.results.measure import Measure
 from identikit.results.table import HEAD, LAYER, TEXT, TEXTS, TOKENS, DataColumn, DataTable, count, number, word
 
@@ -77,17 +79,15 @@ ATTENTION: Mapping[str, DataTable] = {
         "Average attention from kinds of queries to kinds of keys (Fig. 1b, 1c and 5).",
         "one row per map, layer, head, source and target",
         {
-            "map": word(
-                "which part of attention: raw = effective + null_space", "raw", "effective", "null_space", key=True
-            ),
+            "map": word("which part of attention: raw = effective + null_space", *MAPS, key=True),
             "layer": LAYER,
             "head": HEAD,
             "source": word(
                 "which queries: all, all but [SEP] (rest), or those of a kind",
-                *("all", "rest", "cls", "sep", "punctuation", "other"),
+                *SOURCES,
                 key=True,
             ),
-            "target": word("which keys", "cls", "sep", "punctuation", "other", key=True),
+            "target": word("which keys", *TYPES, key=True),
             "attention": number(
                 "attention to all keys of the target together, averaged over the source's queries, then over texts",
                 "raw: 0 to 1; others: any number",
@@ -147,7 +147,7 @@ ATTENTION: Mapping[str, DataTable] = {
             "group": word(
                 "which keys: all special tokens, the first token, what opens a text and what separates or closes it "
                 "(cls and sep, in models that are not causal), or periods and commas",
-                *("special", "first", "cls", "sep", "punctuation"),
+                *GROUPS,
                 key=True,
             ),
             "rows": count("number of rows drawn; the next four are means over them"),

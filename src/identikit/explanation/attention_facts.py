@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from identikit.attention.certainty import value_sizes
-from identikit.attention.estimate import Mean, RowSample, mean_over_rows, share_of_rows
+from identikit.attention.estimate import Mean, RowSample, mean_by_layer, share_of_rows
 from identikit.attention.layer import Layer
 from identikit.attention.precision import equal_values
 from identikit.attention.quantities import membership
@@ -138,7 +138,7 @@ def certain_means(attention: EffectiveAttention, sample: RowSample) -> dict[str,
     """Return the determined share, and in what share of rows the strongest edge is; a learned sink's weight is not."""
     fixed = (attention.null_dim == 0).cpu()
     kept = ((1 - attention.sink.double().cpu()) * fixed).sum((1, 2)) / fixed.sum((1, 2)).clamp(min=1)
-    mass = mean_over_rows(sample, sample.bounded.lower.sum(-1).clamp(max=1.0), kept.tolist())
+    mass = mean_by_layer(sample, sample.bounded.lower.sum(-1).clamp(max=1.0), kept.tolist())
     return {"certain_mass": mass, "strongest_certain": share_of_rows(sample, sample.bounded.strongest)}
 
 
@@ -269,8 +269,8 @@ def group_bounds(sample: RowSample, group: int, raw: Float[Tensor, "layer"]) -> 
     were bounded, so the ends always enclose it.
     """
     weight, lower, upper = sample.bounded.groups[:, :, group].unbind(1)
-    below = mean_over_rows(sample, weight - lower, 0.0)
-    above = mean_over_rows(sample, upper - weight, 0.0)
+    below = mean_by_layer(sample, weight - lower, 0.0)
+    above = mean_by_layer(sample, upper - weight, 0.0)
     lowest = below._replace(
         mean=(raw - below.mean).clamp(min=0),
         least=(raw - below.most).clamp(min=0),  # what is farthest below is least

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from identikit.attention.agreement import Given, Ranking, of_function, overall
+from identikit.attention.agreement import Given, Ranking, of_function, ranking_of
 from identikit.attention.effective import captured_attention
 from identikit.attention.measure import MeasuredText
 from identikit.attention.readings import READINGS
@@ -206,7 +206,7 @@ class TestedText:
         if name == TokenAttribution.kind:
             asked = self.options.attribution(self._reading.model)
             return _plain(attribute([self._reading], asked)[0].whole()[-1].mT)
-        return overall(self._attention.measure(READINGS[name], self._reading.model.attention_layers))
+        return ranking_of(self._attention.measure(READINGS[name], self._reading.model.attention_layers))
 
     @cached_property
     def _left_out(self) -> Float[Tensor, "output input"]:

@@ -42,10 +42,9 @@ def image_overlay(
     made smaller, which the model reads beside them.
     """
     known = [name for name in ("raw", "lower", "upper", "effective", "null") if name in getattr(result, "arrays", ())]
-    check("image_overlay", result, known or ("raw",), axes=("key",))
+    check("image_overlay", result, ["raw", *known], axes=("key",))
     chosen = known_names("maps", _usual(known) if maps is None else maps, known)
     picture, patches = _shown(result, image, overview)
-    check("image_overlay", result, [*chosen, "raw"], axes=("key",))
     places = {position: place for place, position in enumerate(result.axis("key").values)}
     if not all(patch.position in places for patch in patches):
         raise InputError("Cannot draw image_overlay: some of the image's tokens are not selected. Select no keys.")

@@ -13,12 +13,10 @@ from identikit.plots.style import Style, layer_axis, legend, percent, sheet_of, 
 from identikit.results.result import Result
 from identikit.texts.text import shown
 from identikit.tokens.experiments import mean_rates
-from identikit.tokens.result import TokenInversion
+from identikit.tokens.result import AXES, MEASURED, TokenInversion
 
 _MAPS = {"naive": (style.BLACK, "o"), "linear": (style.BLUE, "s"), "mlp": (style.RED, "^"), "ridge": (style.GREEN, "D")}
 _WORDS = {"mlp": "MLP", "l2": "L2"}
-_AXES = ("map", "distance", "layer", "test_layer", "target", "offset", "data_share", "split", "fold")
-_MEASURED = ("rate", "unique_rate", "duplicates", "n_tokens")
 RATE = "token identifiability rate (%)"
 
 RATES: Styles = {
@@ -35,8 +33,8 @@ def rates(identifiability: Result, ax: Axes | None = None) -> Axes:
     Rates are those on test data, of maps tested on the layer they were fitted to. Where targets, offsets or shares of
     the data differ, select one first.
     """
-    check("rates", identifiability, _MEASURED, axes=_AXES)
-    frame = identifiability.to_frame(*_MEASURED).dropna(subset=["rate"])
+    check("rates", identifiability, MEASURED, axes=AXES)
+    frame = identifiability.to_frame(*MEASURED).dropna(subset=["rate"])
     frame = frame.query("layer == test_layer and split == 'test'")
     for name in ("target", "offset", "data_share"):
         values = list(dict.fromkeys(frame[name]))

@@ -57,8 +57,9 @@ class TextStates:
     def of(self, model: Model, progress: Progress = silent) -> HiddenStates:
         """Return the hidden vectors of all texts."""
         if model.fingerprint not in self._read:
-            limits = {"truncate": self.truncate, "max_tokens": self.max_tokens}
-            self._read[model.fingerprint] = hidden_states(model, list(self.texts), **limits, progress=progress)
+            self._read[model.fingerprint] = hidden_states(
+                model, list(self.texts), truncate=self.truncate, max_tokens=self.max_tokens, progress=progress
+            )
         return self._read[model.fingerprint]
 
     def __getstate__(self) -> dict[str, Any]:

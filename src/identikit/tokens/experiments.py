@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _PER_FOLD = ("fold", "rate", "unique_rate", "duplicates", "n_tokens")
-_TEST_OVER_TRAIN = 3 / 14
-
-
+_TEST_OVER_TRAIN = 3 / 14  # blocks of sentences; see `fold_split`
 SHARES = (0.5, 0.8, 0.9, 1.0)  # of the training data (Appendix B.2)
 
 

@@ -26,7 +26,7 @@ from identikit.results.provenance import text_hash
 from identikit.results.source import Held
 from identikit.texts.text import Text, is_several
 from identikit.tokens.experiments import EXPERIMENTS, fit_maps, recover, run_experiment
-from identikit.tokens.invert import invert as inverted
+from identikit.tokens.invert import invert as invert_text
 from identikit.tokens.maps import FittedMap, maps_of, sealed_maps
 from identikit.tokens.protocol import MAPS, MapChoice, Settings, Task
 from identikit.tokens.result import IdentityMap, TokenIdentifiability, identifiability_result
@@ -117,7 +117,7 @@ def identity_of_text(
     identity = identity_of(reading, maps, map=map, distance=distance)
     if not invert:
         return identity
-    exact = inverted(model, text, layers=identity.axes[0].values, progress=progress)
+    exact = invert_text(model, text, layers=identity.axes[0].values, progress=progress)
     arrays = {name: identity.array(name) for name in identity.arrays} | {"invertible": exact.recovered}
     return replace(identity, source=Held(arrays, dict.fromkeys(arrays, ("layer", "token"))))
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-_AXES = ("map", "distance", "layer", "test_layer", "target", "offset", "data_share", "split", "fold")
-_MEASURED = ("rate", "unique_rate", "duplicates", "n_tokens")
+AXES = ("map", "distance", "layer", "test_layer", "target", "offset", "data_share", "split", "fold")
+MEASURED = ("rate", "unique_rate", "duplicates", "n_tokens")
 _MAPS = "maps.safetensors"
 _TRIALS = "trials.json"
 
@@ -45,7 +45,7 @@ def layers_in_words(layers: Sequence[int]) -> str:
 
 def _rate(meaning: str, values: str = "0 to 1") -> Attribute:
     """Declare a number of every fit that was tested."""
-    return held(" ".join(_AXES), meaning, range=values, missing="This was not measured.")
+    return held(" ".join(AXES), meaning, range=values, missing="This was not measured.")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -67,7 +67,7 @@ class TokenIdentifiability(Result):
     model: Model | None = None
 
     kind = "token identifiability"
-    main = _MEASURED
+    main = MEASURED
 
     rate = _rate("The share of tokens recovered.")
     unique_rate = _rate("The same over tokens whose target occurs once in its text.")
@@ -79,7 +79,7 @@ class TokenIdentifiability(Result):
     def rates(self) -> "DataFrame":
         """A row for each map, distance, layer, tested layer, fold and part of the data that was measured."""
         frame: Any = self.to_frame().dropna(subset="rate").assign(model=self.model_name, chance=self.chance)
-        order = ["model", *_AXES[:-2], "fold", "split", *_MEASURED[:3], "chance", "n_tokens"]
+        order = ["model", *AXES[:-2], "fold", "split", *MEASURED[:3], "chance", "n_tokens"]
         return frame[order].astype({"n_tokens": int}).reset_index(drop=True)
 
     @property
@@ -160,17 +160,17 @@ def identifiability_result(
     model: Model | None = None,
 ) -> TokenIdentifiability:
     """Return measured rates as a Result, with the maps and trials they come from and the model."""
-    values = {name: tuple(dict.fromkeys(getattr(rate, name) for rate in rates)) for name in _AXES}
+    values = {name: tuple(dict.fromkeys(getattr(rate, name) for rate in rates)) for name in AXES}
     values |= {name: tuple(sorted(values[name])) for name in ("layer", "test_layer", "offset", "data_share", "fold")}
-    axes = tuple(Axis(name, values[name]) for name in _AXES)
-    places = {name: {value: place for place, value in enumerate(values[name])} for name in _AXES}
+    axes = tuple(Axis(name, values[name]) for name in AXES)
+    places = {name: {value: place for place, value in enumerate(values[name])} for name in AXES}
     shape = tuple(len(axis) for axis in axes)
-    arrays = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in _MEASURED}
+    arrays = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in MEASURED}
     for rate in rates:
-        at = tuple(places[name][getattr(rate, name)] for name in _AXES)
+        at = tuple(places[name][getattr(rate, name)] for name in AXES)
         for name, array in arrays.items():
             array[at] = getattr(rate, name)
-    numbers = Held(arrays, dict.fromkeys(arrays, _AXES))
+    numbers = Held(arrays, dict.fromkeys(arrays, AXES))
     about = {"chance": rates[0].chance}
     return TokenIdentifiability(axes, numbers, provenance, about, tuple(maps), tuple(trials), model)
 

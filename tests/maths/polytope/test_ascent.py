@@ -238,6 +238,22 @@ def test_attention_found_on_the_way_is_in_the_set(case, epsilon):
     assert (moved <= epsilon * rows.output[:, None] + 1e-12).all()
 
 
+def test_ends_that_overlap_do_not_say_which_key_is_ahead():
+    """Keys 0 and 2 gain and lose together, so 0 is always ahead of 2, which can pass 1. Programs tell; ends cannot."""
+    attention = torch.tensor([[0.40, 0.355, 0.35, 0.06, 0.04]], dtype=torch.float64)
+    attention = attention / attention.sum()
+    moves = torch.tensor([1.0, 0.0, 1.0, -3.0, 1.0], dtype=torch.float64)
+    spanning = torch.cat([torch.stack([torch.ones(5).double(), moves], dim=1), torch.eye(5).double()], dim=1)
+    values = torch.linalg.qr(spanning).Q[:, 2:]
+    rows, _ = some_rows((values, attention, torch.ones(1, 5, dtype=torch.bool)))
+    exact = exact_bounds(rows, every_key(rows, top=2))
+    assert exact.lower[0, 0] < exact.upper[0, 2] and exact.lower[0, 1] < exact.upper[0, 2]
+    assert exact.order.tolist() == [1]
+    certified = certified_bounds(rows, every_key(rows, top=2))
+    assert certified.lower[0, 0] < certified.upper[0, 2] and certified.gap.max() < 1e-6
+    assert certified.order.tolist() == [-1]
+
+
 # Work
 
 
