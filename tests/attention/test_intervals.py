@@ -1,5 +1,7 @@
 """Intervals of heads, groups and whole texts, as a user asks for them."""
 
+import math
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 import identikit as ik
 from identikit.attention.intervals import Bounding
 from identikit.attention.quantities import key_groups
+from identikit.maths.polytope import exact
 from identikit.maths.polytope import rows as polytopes
 from identikit.maths.polytope.bounds import Wanted, proven_bounds
 from identikit.maths.polytope.cpu import propose, propose_plainly
@@ -343,3 +346,13 @@ def test_what_would_take_long_is_refused(monkeypatch):
     monkeypatch.setattr("identikit.attention.intervals.LONGEST_SECONDS", 0.0)
     with pytest.raises(ik.InputError, match=r"14 rows of 14 tokens would take about \d+ minutes. Select some rows"):
         ik.attention_intervals(tiny.loaded("bert"), TEXTS[0], layer=0, head=0)
+
+
+def test_what_is_computed_for_good_does_not_follow_the_clock(monkeypatch: pytest.MonkeyPatch):
+    """Portions decide the last bits: a first one that waits for the compiler must not change those of a dataset."""
+    clock = count(step=20)
+    monkeypatch.setattr(exact.time, "monotonic", lambda: next(clock))
+    slow = [len(some) for some in exact.paced(torch.arange(20), math.inf, first=1)]
+    assert slow[:3] == [1, 1, 1]
+    steady = [len(some) for some in exact.paced(torch.arange(20), math.inf, first=1, repeatable=True)]
+    assert steady == [1, 2, 4, 8, 5]

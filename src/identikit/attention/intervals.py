@@ -78,7 +78,7 @@ def checked_seconds(seconds: float | int | None) -> float | None:
 
 
 EXACTLY = Bounding(until=math.inf)
-"""Without a limit, where the caller has chosen how many rows."""
+"""Without a limit, where the caller has chosen how many rows; the same call gives the same bits again."""
 
 
 @of_texts
@@ -223,7 +223,8 @@ def bounds_of(
     free = rows.free.nonzero()[:, 0]
     done = 0
     exact = bounding.method == "exact"
-    for some in paced(free, limit, first=FIRST[free.device.type]):
+    repeatable = bounding.until == math.inf
+    for some in paced(free, limit, first=FIRST[free.device.type], repeatable=repeatable):
         portion = rows.some(some), asked.of_rows(some)
         solved = exact_bounds(*portion) if exact else certified_bounds(*portion, epsilon=bounding.epsilon)
         for whole, part in zip(bounds, solved, strict=True):

@@ -78,11 +78,17 @@ def greatest(
 
 
 def paced(
-    places: Int[Tensor, "some"], until: float, *, most: int | None = None, first: int | None = None
+    places: Int[Tensor, "some"],
+    until: float,
+    *,
+    most: int | None = None,
+    first: int | None = None,
+    repeatable: bool = False,
 ) -> Iterator[Int[Tensor, "_"]]:
     """Yield places in portions, until a time on the monotonic clock: no portion is more than the pace leaves time for.
 
     Against the clock, or with a `first` size, portions begin small, and each is at most twice as large as the last.
+    Their sizes decide the last bits of what is computed; where that must be `repeatable`, they do not follow the pace.
     """
     most = len(places) if most is None else most
     size = float(first or (most if until == math.inf else FIRST[places.device.type]))
@@ -92,9 +98,11 @@ def paced(
         some = places[done : done + int(min(size, most))]
         yield some
         done += len(some)
-        now = time.monotonic()
-        rate = len(some) / max(now - begun, 1e-6)
-        size = min(2 * size, rate * _LONGEST + 1, rate * (until - now))
+        size *= 2
+        if not repeatable:
+            now = time.monotonic()
+            rate = len(some) / max(now - begun, 1e-6)
+            size = min(size, rate * _LONGEST + 1, rate * (until - now))
 
 
 @one_thread()
