@@ -283,7 +283,8 @@ def _sink(sink: Mapping[str, Any], explanation: Explanation) -> Paragraph:
     if explanation.about["certain"]["free_rows"]:
         alternatives = ""
         if "lower" in facts and "upper" in facts:
-            least, most = f"{facts['lower']:.2f}", f"{facts['upper']:.2f}"
+            least = f"{facts['lower']:.2f}"
+            most = f"{facts['upper']:.2f}"
             alternatives = (
                 f", and {least} to {most} in its alternatives" if least != most else ", as in its alternatives"
             )
