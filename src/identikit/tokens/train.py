@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from itertools import groupby
 from typing import NamedTuple
 
@@ -301,8 +302,8 @@ def _adam(
 
 
 def _adam_on(device: torch.device) -> Callable[..., None]:
-    """Return what takes a step of Adam there: on a GPU, a kernel that passes over memory once."""
-    if device.type != "cuda":
+    """Return what takes a step of Adam there: on a GPU with Triton, a kernel that passes over memory once."""
+    if device.type != "cuda" or find_spec("triton") is None:
         return _adam
     from identikit.tokens.adam_cuda import adam
 
