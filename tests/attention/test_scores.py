@@ -1,5 +1,6 @@
 """Roles of heads by their definitions, and their ranges by one linear program per end of each row."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import identikit as ik
+from identikit.attention import scores
 from identikit.attention.scores import ROLES
 from identikit.results.source import Held
 from tests.attention.literal import literal_row
@@ -113,3 +115,16 @@ def test_a_narrow_range_is_not_said_to_be_none(width: float, words: str):
     arrays = {name: found.array(name) for name in found.source.dims}
     arrays |= {"raw": raw, "lower": raw - width / 2, "upper": raw + width / 2}
     assert f"L0H0 0.50, {words}" in str(replace(found, source=Held(arrays, found.source.dims)))
+
+
+def test_texts_share_a_time_limit(monkeypatch: pytest.MonkeyPatch):
+    limits = []
+    found = scores.scored
+
+    def noted(captured, roles, bounding):
+        limits.append(bounding.until - time.monotonic())
+        return found(captured, roles, bounding)
+
+    monkeypatch.setattr(scores, "scored", noted)
+    ik.head_scores(tiny.loaded("bert"), [TEXT, TEXT, TEXT], scores="previous", seconds=300)
+    assert limits[0] <= 100 < limits[1] <= 150 < limits[2] <= 300

@@ -169,7 +169,8 @@ def head_scores(
     - `scores`: only these; None is all of "self", "previous", "first", "special", "same token", "induction", "distance"
       and "sink rate". `repeated_tokens` makes texts on which induction shows
     - `layers`, `heads`: only these, counted from 0
-    - `seconds`: stop bounding after this time; rows that were not reached count with what holds for any attention
+    - `seconds`: stop bounding after this time, which the texts share; rows that were not reached count with what holds
+      for any attention
     """
     names = tuple(ROLES) if scores is None else known_names("scores", scores, tuple(ROLES))
     bounding = Bounding.checked(math.inf if seconds is None else seconds)
@@ -190,7 +191,8 @@ def head_scores(
     parts = []
     for place, reading in enumerate(read):
         captured = captured_attention(reading, layers=wanted, heads=which).captured()
-        parts.append(scored(captured, [ROLES[name] for name in names], bounding))
+        limited = bounding.shared(len(read) - place)
+        parts.append(scored(captured, [ROLES[name] for name in names], limited))
         progress("head scores, texts", place + 1, len(read))
     text = [reading.text for reading in read] if is_several(texts) else read[0].text
     result = scores_result(read[0], text, parts, names, wanted, which)
