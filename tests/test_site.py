@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import identikit as ik
 from identikit.cli.main import app
-from identikit.results.measure import held
+from identikit.results.measure import stored_array
 from identikit.results.result import CLASSES
 
 
@@ -29,8 +29,8 @@ def test_every_command_option_and_argument_is_documented():
 class Silent:
     """A class that says something of `told`, of itself and of `heard`."""
 
-    picture = held("layer", "Said here.")
-    blank = held("layer", "")
+    picture = stored_array("layer", "Said here.")
+    blank = stored_array("layer", "")
 
     def __init__(self) -> None:
         self.told = 1

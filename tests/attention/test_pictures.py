@@ -64,7 +64,7 @@ def test_what_is_fixed_of_the_attention_to_the_image_is_said(attention: Effectiv
     ends.save(tmp_path / "row")
     assert said in str(ik.open_result(tmp_path / "row"))
     assert "the attention, on average, and between" in str(attention.intervals(layer=1))
-    assert "image" not in attention.intervals(**ROW, groups="first").said()
+    assert "image" not in attention.intervals(**ROW, groups="first").describe()
     assert "The image" not in str(ends.sel(key=[0, 3])) and "The image" not in str(ends.words())
 
 

@@ -10,7 +10,7 @@ import torch
 import identikit as ik
 from identikit.attention import scores
 from identikit.attention.scores import ROLES
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from tests.attention.literal import literal_row
 from tests.models import tiny
 from tests.reference import roles
@@ -114,7 +114,7 @@ def test_a_narrow_range_is_not_said_to_be_none(width: float, words: str):
     raw = torch.full_like(found.raw, 0.5)
     arrays = {name: found.array(name) for name in found.source.dims}
     arrays |= {"raw": raw, "lower": raw - width / 2, "upper": raw + width / 2}
-    assert f"L0H0 0.50, {words}" in str(replace(found, source=Held(arrays, found.source.dims)))
+    assert f"L0H0 0.50, {words}" in str(replace(found, source=StoredArrays(arrays, found.source.dims)))
 
 
 def test_texts_share_a_time_limit(monkeypatch: pytest.MonkeyPatch):

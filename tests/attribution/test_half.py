@@ -62,9 +62,9 @@ def test_what_underflows_is_counted_and_said():
         found[dtype] = token_attribution(load(stock.to(dtype), tiny.tokenizer()), TEXTS[0])
     n = len(found[torch.float32].tokens)
     assert found[torch.float16].underflow == pytest.approx([1 - 1 / n] * 3)
-    assert "contributions underflowed to 0" in found[torch.float16].said()
+    assert "contributions underflowed to 0" in found[torch.float16].describe()
     assert found[torch.float32].underflow == [0.0] * 3
-    assert "underflow" not in found[torch.float32].said()
+    assert "underflow" not in found[torch.float32].describe()
 
 
 def test_zeros_of_the_mask_are_no_underflow():

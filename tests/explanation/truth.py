@@ -212,7 +212,7 @@ def _edges(truth: Truth, part: Document, heading: str) -> list[tuple[int, int]]:
 
 def _edge(truth: Truth, edge: Mapping[str, Any], *, outside: bool) -> None:
     layer, head = edge["head"]
-    query, key = (truth.attention.axis(name).find(edge[name])[0] for name in ("query", "key"))
+    query, key = (truth.attention.axis(name).indices_of(edge[name])[0] for name in ("query", "key"))
     raw, lower, upper = truth.edge(layer, head, query, key)
     for value, true in zip((edge["raw"], *edge["interval"]), (raw, lower, upper), strict=True):
         assert near(value, true, 1e-5), (edge, true)
@@ -243,7 +243,7 @@ def _repeated(truth: Truth, facts: Mapping[str, Any]) -> None:
     assert facts["repeated_in_layers"] == [layer for layer, pairs in repeats.items() if pairs]
     first = repeats[facts["repeated_in_layers"][0]]
     assert facts["repetitions"] == len(first)
-    later, earlier = (truth.attention.axis("key").find(token)[0] for token in facts["repetition"])
+    later, earlier = (truth.attention.axis("key").indices_of(token)[0] for token in facts["repetition"])
     assert (earlier, later) in first
 
 
@@ -283,7 +283,7 @@ def _sink(truth: Truth, facts: Mapping[str, Any]) -> None:
     if facts["keys"] > 1:
         keys = [place for place, token in enumerate(tokens) if token == facts["sink"]]
     else:
-        keys = truth.attention.axis("key").find(facts["sink"])
+        keys = truth.attention.axis("key").indices_of(facts["sink"])
     assert len(keys) == facts["keys"]
     ends = truth.ends(tuple(keys))
     for name, true in zip(("raw", "lower", "upper", "effective"), ends, strict=True):

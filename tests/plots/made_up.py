@@ -11,7 +11,7 @@ from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
 from identikit.results.axis import Axis
 from identikit.results.provenance import Provenance
-from identikit.results.source import Held, Source
+from identikit.results.source import Source, StoredArrays
 from identikit.tokens.result import IdentityMap, TokenIdentifiability
 
 LAYERS = 3
@@ -32,7 +32,7 @@ def axes_of(dims: Sequence[str], sizes: Mapping[str, int], tokens: Sequence[str]
 
 def held(arrays: Mapping[str, tuple[Sequence[str], np.ndarray]]) -> Source:
     tensors = {name: torch.as_tensor(np.array(values)) for name, (_, values) in arrays.items()}
-    return Held(tensors, {name: tuple(dims) for name, (dims, _) in arrays.items()})
+    return StoredArrays(tensors, {name: tuple(dims) for name, (dims, _) in arrays.items()})
 
 
 def attention(causal: bool = False, **more: np.ndarray) -> EffectiveAttention:

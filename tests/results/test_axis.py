@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from identikit.errors import InputError
-from identikit.results.axis import Axis, chosen, one_of
+from identikit.results.axis import Axis, selected_index, selected_indices
 
 LAYERS = Axis("layer", (3, 4, 5))
 SHARES = Axis("data_share", (0.5, 1.0))
@@ -33,21 +33,25 @@ WORDS = Axis("query", (0, 1, 2, 3, 4), ("[CLS]", "Ġthe", "dog", "▁saw", "the"
     ],
 )
 def test_numbers(wanted: object, places: list[int]):
-    assert LAYERS.find(wanted) == places
+    assert LAYERS.indices_of(wanted) == places
 
 
 @pytest.mark.parametrize(
     ("wanted", "place"), [("dog", 2), ("saw", 3), ("▁saw", 3), ("[CLS]", 0), ("the@1", 1), ("Ġthe", 1), ("the@4", 4)]
 )
 def test_tokens(wanted: str, place: int):
-    assert WORDS.find(wanted) == [place]
+    assert WORDS.indices_of(wanted) == [place]
 
 
 def test_tokens_are_named_as_people_read_them():
     axis = Axis("key", (0, 1, 2, 3), ("Ġcaf", "Ã©", "Ċ", "ĠðŁį"))
-    assert axis.find("é") == [1] and axis.find("Ã©") == [1] and axis.find(" caf") == axis.find("caf") == [0]
-    assert axis.name_of(1) == "é" and axis.name_of(2) == "↵" and axis.find("↵") == [2]
-    assert axis.find(axis.name_of(3)) == [3]
+    assert (
+        axis.indices_of("é") == [1]
+        and axis.indices_of("Ã©") == [1]
+        and axis.indices_of(" caf") == axis.indices_of("caf") == [0]
+    )
+    assert axis.name_of(1) == "é" and axis.name_of(2) == "↵" and axis.indices_of("↵") == [2]
+    assert axis.indices_of(axis.name_of(3)) == [3]
 
 
 def test_an_axis_named_by_one_place_becomes_single_and_keeps_its_name():
@@ -56,14 +60,14 @@ def test_an_axis_named_by_one_place_becomes_single_and_keeps_its_name():
     assert one.values == several.values == sliced.values == (2,) and one.label == "dog"
     assert WORDS.name_of(1) == "the@1"
     assert one.sel(2) == one and one.sel("dog") == one
-    assert LAYERS.sel([4, 5]).sel(5).places == (2,) and one.sel(None).single
+    assert LAYERS.sel([4, 5]).sel(5).source_indices == (2,) and one.sel(None).single
     with pytest.raises(InputError, match="There is no query 3"):
         one.sel(3)
 
 
 def test_a_token_that_looks_like_a_position():
     axis = Axis("key", (0, 1, 2), ("a", "@", "a@1"))
-    assert axis.find("@") == [1] and axis.find("a@1") == [2] and axis.find("a@0") == [0]
+    assert axis.indices_of("@") == [1] and axis.indices_of("a@1") == [2] and axis.indices_of("a@0") == [0]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def test_a_token_that_looks_like_a_position():
 )
 def test_what_is_not_there(axis: Axis, wanted: object, message: str):
     with pytest.raises(InputError, match=message):
-        axis.find(wanted)
+        axis.indices_of(wanted)
 
 
 @given(
@@ -98,7 +102,7 @@ def test_what_is_not_there(axis: Axis, wanted: object, message: str):
 )
 def test_anything_is_found_or_refused_in_words(wanted: object):
     try:
-        found = WORDS.find(wanted)
+        found = WORDS.indices_of(wanted)
     except InputError as refusal:
         assert str(refusal)[0].isupper() and str(refusal).endswith(".")
     else:
@@ -106,8 +110,10 @@ def test_anything_is_found_or_refused_in_words(wanted: object):
 
 
 def test_options():
-    assert chosen("layer", None, 3) == (0, 1, 2) and chosen("layer", [-1, 0], 3) == (2, 0)
-    assert one_of("head", -1, 4) == 3 and SHARES.find(np.float32(0.5)) == [0] and SHARES.find(1) == [1]
+    assert selected_indices("layer", None, 3) == (0, 1, 2) and selected_indices("layer", [-1, 0], 3) == (2, 0)
+    assert (
+        selected_index("head", -1, 4) == 3 and SHARES.indices_of(np.float32(0.5)) == [0] and SHARES.indices_of(1) == [1]
+    )
     for wrong in ([1], None, slice(1, 2)):
         with pytest.raises(InputError, match=r"expected one, a number from 0 to 3"):
-            one_of("head", wrong, 4)
+            selected_index("head", wrong, 4)

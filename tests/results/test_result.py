@@ -172,7 +172,7 @@ def test_a_selection_is_a_part_with_fewer_axes(results: dict[str, Result], name:
     result, wanted = results[name], SELECTIONS[name]
     part = result.sel(**wanted)
     assert type(part) is type(result)
-    places = {axis.name: axis.find(wanted.get(axis.name)) for axis in result.axes}
+    places = {axis.name: axis.indices_of(wanted.get(axis.name)) for axis in result.axes}
     for array in result.arrays:
         expected, dims = result.array(array), [dim for dim in result.source.dims[array] if not result.axis(dim).single]
         for place, dim in enumerate(dims):

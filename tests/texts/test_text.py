@@ -22,7 +22,7 @@ from identikit.texts.text import (
     in_order,
     is_several,
     joined_by,
-    shown,
+    readable_token,
     text_alone,
 )
 from tests.models.real import STORIES
@@ -296,13 +296,13 @@ SHOWN = {
 
 
 def test_a_token_is_shown_as_it_is_read():
-    assert {token: shown(token) for token in SHOWN} == SHOWN
+    assert {token: readable_token(token) for token in SHOWN} == SHOWN
 
 
 def test_shown_byte_level_tokens_spell_the_text():
     tokens = encode(byte_level(), "“Don’t” say café\n to 😊, naïve")[0].tokens
-    assert shown("".join(tokens)) == "“Don’t” say café↵ to 😊, naïve"
-    assert "".join(shown(token) for token in encode(byte_level(), "the cat")[0].tokens) == "the cat"
+    assert readable_token("".join(tokens)) == "“Don’t” say café↵ to 😊, naïve"
+    assert "".join(readable_token(token) for token in encode(byte_level(), "the cat")[0].tokens) == "the cat"
 
 
 def test_a_text_of_a_batch_alone(bert):

@@ -21,7 +21,7 @@ from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis
 from identikit.results.result import Result
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import is_several
 
@@ -84,7 +84,7 @@ def agreement(
     of = [reading.text for reading in read] if is_several(texts) else read[0].text
     provenance = model.provenance(of, measures=names, target=None if target is None else shortened(target))
     return Agreement(
-        (Axis("measure", names), Axis("other", names)), Held(arrays, dims), provenance, {"texts": len(read)}
+        (Axis("measure", names), Axis("other", names)), StoredArrays(arrays, dims), provenance, {"texts": len(read)}
     )
 
 

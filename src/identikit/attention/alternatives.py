@@ -19,8 +19,8 @@ from identikit.maths.polytope.rows import Rows
 from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
-from identikit.results.axis import Axis, Index, one_of
-from identikit.results.source import Held
+from identikit.results.axis import Axis, Index, selected_index
+from identikit.results.source import StoredArrays
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import is_several
 
@@ -52,8 +52,8 @@ def alternative_attention(
     if is_several(text):
         raise InputError("alternative_attention reads one text at a time: pass a text, a pair or token ids.")
     model = checked_model(model)
-    layers = model.attending(one_of("layer", layer, model.n_layers))
-    heads = (one_of("head", head, model.n_heads),)
+    layers = model.attending(selected_index("layer", layer, model.n_layers))
+    heads = (selected_index("head", head, model.n_heads),)
     (reading,) = readings(model, text, layers=layers, truncate=truncate)
     captured = captured_attention(reading, layers=layers, heads=heads)
     row = captured.sel(layer=layers[0], head=heads[0], query=query)
@@ -71,7 +71,7 @@ def alternative_of(
     if direction is not None and (toward is not None or end != FARTHER):
         raise InputError("alternative_attention takes toward= (and end=) or direction=, not both.")
     captured = attention.captured("alternative_of()")
-    at_layer, head, query = (attention.axis(name).places[0] for name in ("layer", "head", "query"))
+    at_layer, head, query = (attention.axis(name).source_indices[0] for name in ("layer", "head", "query"))
     layer = captured.layers[at_layer]
     rows = layer.rows([(head, query)])
     n = len(attention.keys)
@@ -90,7 +90,7 @@ def alternative_of(
     settings = {"query": query, "toward": asked if direction is None else "direction", "end": end}
     return AlternativeAttention(
         axes,
-        Held(arrays, dict.fromkeys(arrays, ("layer", "head", "query", "key"))),
+        StoredArrays(arrays, dict.fromkeys(arrays, ("layer", "head", "query", "key"))),
         replace(attention.provenance, settings=attention.provenance.settings | settings),
         {**attention.about, "step": step, "output_change": list(change), "toward": asked, "row_residual": missed},
     )

@@ -15,7 +15,7 @@ from identikit.models.model import Model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
-from identikit.results.axis import Axis, Index, chosen
+from identikit.results.axis import Axis, Index, selected_indices
 from identikit.results.several import Results, of_texts
 from identikit.texts.text import is_several
 
@@ -61,7 +61,7 @@ def effective_attention(
     several = is_several(text)
     model, text = looking(model, text, attention, target, generate, truncate=truncate, max_tokens=max_tokens)
     wanted_layers = model.attending(layers)
-    wanted_heads = chosen("head", heads, model.n_heads)
+    wanted_heads = selected_indices("head", heads, model.n_heads)
     results = []
     texts = readings(model, text, layers=wanted_layers, truncate=truncate, max_tokens=max_tokens)
     for reading in texts:
@@ -129,7 +129,7 @@ def recaptured(attention: EffectiveAttention, wanted: str, given: Mapping[str, A
     layer, head, query, key = attention.axes
     if query.tokens != captured.reading.tokens or key.tokens != captured.reading.keys:
         raise InputError(f"{wanted} reads whole rows: select layers and heads of the attention, not queries or keys.")
-    layers = [captured.layers[place] for place in layer.places]
+    layers = [captured.layers[place] for place in layer.source_indices]
     if len(head) < len(layers[0].heads):
         layers = [Layer.of(captured.reading, each.call.layer, head.values, each.options) for each in layers]
     return replace(captured, layers=tuple(layers))

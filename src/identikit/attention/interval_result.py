@@ -10,8 +10,8 @@ from identikit.checks import no_effect
 from identikit.errors import InputError
 from identikit.models.reading import Change
 from identikit.results.facts import Fact
-from identikit.results.gathered import strongest
-from identikit.results.measure import Attribute, Declared, held
+from identikit.results.gathered import largest_entries
+from identikit.results.measure import Attribute, Declared, stored_array
 from identikit.results.pictures import pictures
 from identikit.results.result import Result
 from identikit.results.words import percent
@@ -44,7 +44,7 @@ def strongest_certain(order: Int[Tensor, "*row"]) -> Float[Tensor, "*row"]:
 def _weight(meaning: str, **declared: Unpack[Declared]) -> Attribute:
     """Declare a weight of every edge."""
     weight: Declared = {"range": "0 to 1", **declared}
-    return held(f"{_ROW} key", meaning, **weight)
+    return stored_array(f"{_ROW} key", meaning, **weight)
 
 
 class AttentionIntervals(ProvableResult):
@@ -65,20 +65,20 @@ class AttentionIntervals(ProvableResult):
         "How far the ends can be from the sharp ones: about 0 where they are exact, NaN where nothing is known.",
         missing="The edge was not bounded in time.",
     )
-    certain_mass = held(
+    certain_mass = stored_array(
         _ROW,
         "Share of a row's weight that is determined by the output: the sum of its lower ends.",
         label="determined share",
         range="0 to 1",
     )
-    certain_order = held(
+    certain_order = stored_array(
         _ROW,
         "How many of the strongest edges have the same order in all alternatives; -1: not decided.",
         range="−1 to 5",
     )
-    image_raw = held(_ROW, "What the images of a text get together, of raw attention.", range="0 to 1")
-    image_lower = held(_ROW, "The least that any alternative gives to the images together.", range="0 to 1")
-    image_upper = held(_ROW, "The greatest that any alternative gives to the images together.", range="0 to 1")
+    image_raw = stored_array(_ROW, "What the images of a text get together, of raw attention.", range="0 to 1")
+    image_lower = stored_array(_ROW, "The least that any alternative gives to the images together.", range="0 to 1")
+    image_upper = stored_array(_ROW, "The greatest that any alternative gives to the images together.", range="0 to 1")
     rounded_lower = _weight("The least weight when the output may move by half precision's rounding.")
     rounded_upper = _weight("The greatest weight when the output may move by half precision's rounding.")
     method = Fact("How the ends were found.")
@@ -121,7 +121,7 @@ class AttentionIntervals(ProvableResult):
             raise InputError(f'These intervals are of {self._sums}. For sharp ends of words, use groups="words".')
         return super().words()
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say how much of the attention is determined by the output, and which edge is most free."""
         has = self.source.dims
         gap = self.gap if "gap" in has else torch.zeros_like(self.raw)
@@ -176,7 +176,7 @@ class AttentionIntervals(ProvableResult):
     def _widest(self, unknown: Bool[Tensor, "*edge"]) -> list[str]:
         """Say which interval is the widest, or that all weights are determined."""
         width = (self.upper - self.lower).masked_fill(unknown, 0.0)
-        ((widest, labels),) = strongest(self, "raw", 1, width)
+        ((widest, labels),) = largest_entries(self, "raw", 1, width)
         if widest > 0:
             at = int(width.argmax())
             raw, lower, upper = (float(self.array(name).flatten()[at]) for name in self.main)
@@ -274,7 +274,9 @@ class AlternativeAttention(Result):
 
     raw = _weight("Attention as the model computes it.", words=_KEY_WORDS)
     attention = _weight("The other attention.", words=_KEY_WORDS)
-    direction = held(f"{_ROW} key", "The direction from the raw row to the other one, of length 1.", words=_KEY_WORDS)
+    direction = stored_array(
+        f"{_ROW} key", "The direction from the raw row to the other one, of length 1.", words=_KEY_WORDS
+    )
     step = Fact("How far the other row is from the raw one.")
     row_residual = Fact("How far the head's own output is from the same, relative to the lengths that it adds up.")
 
@@ -283,7 +285,7 @@ class AlternativeAttention(Result):
         """How much the final hidden states and logits changed."""
         return Change(*self.about["output_change"])
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say how far the weight went that was asked for, or the one that moved most, and what it did to the output."""
         key = self.axis("key")
         dtype = self.provenance.dtype

@@ -24,7 +24,7 @@ from identikit.models.model import Model, checked_model
 from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
-from identikit.results.axis import Axis, Index, chosen
+from identikit.results.axis import Axis, Index, selected_indices
 from identikit.results.pictures import image_regions
 from identikit.results.several import Results, of_texts
 from identikit.shapes import Float, Tensor
@@ -121,7 +121,7 @@ def attention_intervals(
     progress = function("progress", progress)
     model = checked_model(model)
     layers = model.attending(layer)
-    heads = chosen("head", head, model.n_heads)
+    heads = selected_indices("head", head, model.n_heads)
     results = []
     texts = readings(model, text, layers=layers, truncate=truncate)
     for reading in texts:
@@ -149,7 +149,7 @@ def intervals_of(
     n = len(attention.keys)
     last, wanted, members = asked_of(attention, key, groups, weights)
     axes = (*(attention.axis(name) for name in _ROWS), last)
-    layers, heads, queries = (axis.places for axis in axes[:3])
+    layers, heads, queries = (axis.source_indices for axis in axes[:3])
     places = [(layer, head, query) for layer in layers for head in heads for query in queries]
     images = _of_images(attention) if wanted.top else None
     asked = wanted if images is None else wanted._replace(objectives=images)
@@ -162,7 +162,7 @@ def intervals_of(
         room = Bounding("certified", rounding, math.inf if bounding.until is None else bounding.until)
         _, wide = bounds_of(captured, places, wanted, bounding=room, progress=progress)
         arrays |= {"rounded_lower": wide.lower, "rounded_upper": wide.upper}
-    arrays = {name: array[:, list(last.places)] for name, array in arrays.items()}
+    arrays = {name: array[:, list(last.source_indices)] for name, array in arrays.items()}
     if wanted.top:
         arrays |= {"certain_mass": bounds.lower[:, :n].sum(-1), "certain_order": bounds.order}
     if images is not None:

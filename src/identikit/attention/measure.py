@@ -35,8 +35,8 @@ from identikit.models.reading import readings
 from identikit.models.surroundings import undisturbed
 from identikit.models.target import Target, checked_target
 from identikit.progress import Progress, Watched, reporting, silent
-from identikit.results.axis import Axis, Index, chosen
-from identikit.results.source import Held
+from identikit.results.axis import Axis, Index, selected_indices
+from identikit.results.source import StoredArrays
 from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import SOURCE, is_several
 
@@ -99,7 +99,7 @@ def attention_measure(
     if heads is not None and "head" not in kind.axes:
         raise InputError(f"heads= cannot be used with {name!r}, which is of all heads together. Leave it out.")
     shown = model.attending(layers)
-    which = chosen("head", heads, model.n_heads)
+    which = selected_indices("head", heads, model.n_heads)
     read = model.attending(list(range(max(shown) + 1))) if kind.through else shown
     wanted = model.attention_layers if kind.needs == "direction" else read
     (reading,) = readings(model, text, layers=wanted, truncate=truncate)
@@ -192,7 +192,7 @@ class MeasuredText:
         about = reading.about | source | {"measure": kind.name, "meaning": kind.meaning, "target": aim}
         about["exact"] = kind.joint is None or (not kind.through and model.n_heads <= CORNERS)
         provenance = model.provenance(reading.text, measure=kind.name, target=aim, layers=shown, heads=which)
-        held = Held(_Found(arrays, find), dims)
+        held = StoredArrays(_Found(arrays, find), dims)
         if claims is not None:
             held = Provable(held.arrays, dims, claims)
         return AttentionMeasure(axes, held, provenance, about)

@@ -28,7 +28,7 @@ from identikit.maths.polytope.duals import Ends, exact_vertex, proposed_ends
 from identikit.models.surroundings import undisturbed
 from identikit.results.files import plain, write_file
 from identikit.results.result import Result
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from identikit.shapes import Float, Tensor
 
 _POSITIVE = 1e-12  # a weight of a vertex that is smaller is rounding
@@ -179,13 +179,13 @@ Claims = Callable[[ProofDraft, Result], Iterator[int | None]]
 
 
 @dataclass(frozen=True)
-class Provable(Held):
+class Provable(StoredArrays):
     """Arrays that are simply there, and what writes proofs of them, which needs the model and is not pickled."""
 
     claims: Claims
 
-    def __reduce__(self) -> tuple[type[Held], tuple[object, ...]]:
-        return Held, (self.arrays, self.dims)
+    def __reduce__(self) -> tuple[type[StoredArrays], tuple[object, ...]]:
+        return StoredArrays, (self.arrays, self.dims)
 
 
 class ProvableResult(Result):
@@ -240,7 +240,7 @@ def proof_of(result: Result, source: Provable) -> tuple[bytes, SavedProof]:
 def entries(result: Result) -> Iterator[tuple[tuple[int, ...], list[int]]]:
     """Yield each entry that is selected: where it stands on the axes, and at which places of the source."""
     for at in product(*(range(len(axis)) for axis in result.axes)):
-        yield at, [axis.places[i] for axis, i in zip(result.axes, at, strict=True)]
+        yield at, [axis.source_indices[i] for axis, i in zip(result.axes, at, strict=True)]
 
 
 def edge_claims(captured: Captured, places: Sequence[Place], wanted: Wanted, epsilon: float) -> Claims:
@@ -289,7 +289,7 @@ def chain_claims(captured: Captured, walk: Walk, chain: Chain) -> Claims:
 
     def claims(draft: ProofDraft, result: Result) -> Iterator[int | None]:
         shown = [walk.ends[place] for place in _captured_layers(captured, result)]
-        nodes = {source: _chain(draft, walk, chain, source, max(shown)) for source in result.axes[2].places}
+        nodes = {source: _chain(draft, walk, chain, source, max(shown)) for source in result.axes[2].source_indices}
         for at, (_, output, source) in entries(result):
             node = nodes[source][shown[at[0]]].get(output)
             yield draft.add_up([] if node is None else [(Fraction(1), node)], _named(result, at))

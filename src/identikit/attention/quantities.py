@@ -9,10 +9,10 @@ from identikit.checks import as_real, known_names, shortened
 from identikit.errors import InputError
 from identikit.maths.polytope.bounds import Wanted
 from identikit.results.axis import Axis, Index
-from identikit.results.gathered import joined, word_groups
+from identikit.results.gathered import join_pieces, word_groups
 from identikit.results.pictures import image_regions
 from identikit.shapes import Float, Tensor
-from identikit.texts.text import shown
+from identikit.texts.text import readable_token
 
 NAMED = ("special", "first", "words", "sentences", "images")
 TOP = 5  # of how many of the strongest edges the order is found
@@ -46,7 +46,7 @@ def asked_of(
         members = key_groups(attention, groups)
         return Axis("group", tuple(members)), Wanted(objectives=membership(list(members.values()), n)), members
     keys = attention.axis("key").sel(key)
-    return keys, edges_wanted(n, keys.places, top=TOP if len(keys) == n else 0), {}
+    return keys, edges_wanted(n, keys.source_indices, top=TOP if len(keys) == n else 0), {}
 
 
 # Sums with weights of one's own
@@ -83,7 +83,7 @@ def _row_weights(attention: EffectiveAttention, given: object, weights: object) 
             value = as_real(number)
             if value is None:
                 raise _unusable(weights, f"{shortened(number)} is not a number")
-            c[0, list(attention.axis("key").sel(key).places)] += value
+            c[0, list(attention.axis("key").sel(key).source_indices)] += value
     else:
         c = torch.atleast_2d(_as_numbers(given, weights))
     queries = len(attention.axis("query"))
@@ -130,7 +130,7 @@ def key_groups(attention: EffectiveAttention, groups: object) -> dict[str, list[
     members: dict[str, list[int]] = {}
     if isinstance(groups, Mapping):
         keys = attention.axis("key")
-        members = {str(name): sorted(keys.sel(wanted).places) for name, wanted in groups.items()}
+        members = {str(name): sorted(keys.sel(wanted).source_indices) for name, wanted in groups.items()}
         if len(members) < len(groups):
             raise InputError(f"groups={shortened(groups)} cannot be used: two of its names are written alike.")
     elif isinstance(groups, str | Iterable):
@@ -159,13 +159,16 @@ def _named_groups(attention: EffectiveAttention, name: str) -> dict[str, list[in
         spans = text["words"]
         if not spans:
             raise InputError("groups='words': the tokens are not aligned with words. Pass a text, not token ids.")
-        return {f"{shown(joined(tokens, word)).strip()}@{word[0]}": word for word in word_groups(len(tokens), spans)}
+        return {
+            f"{readable_token(join_pieces(tokens, word)).strip()}@{word[0]}": word
+            for word in word_groups(len(tokens), spans)
+        }
     sentences: list[list[int]] = []
     current: list[int] = []
     for place, token in enumerate(tokens):
         if place not in special:
             current.append(place)
-        if current and (place in special or shown(token).strip() in _ENDS or place == len(tokens) - 1):
+        if current and (place in special or readable_token(token).strip() in _ENDS or place == len(tokens) - 1):
             sentences.append(current)
             current = []
     return {f"sentence {number}": places for number, places in enumerate(sentences)}

@@ -7,8 +7,8 @@ import torch
 from identikit.attention.interval_result import edge_name, strongest_certain
 from identikit.attention.proofs import ProvableResult
 from identikit.results.facts import Fact
-from identikit.results.gathered import strongest
-from identikit.results.measure import held, sometimes_held
+from identikit.results.gathered import largest_entries
+from identikit.results.measure import optional_array, stored_array
 from identikit.results.result import Result
 from identikit.results.words import mean_and_error, percent
 from identikit.shapes import Float, Tensor
@@ -55,17 +55,19 @@ class AttentionMeasure(ProvableResult):
     kind = "attention measure"
     same = ("measure",)
     main = ("raw", "effective", "lower", "upper")
-    raw = held(_EDGE, "The reading of attention as the model computes it.", words=_WORDS)
-    effective = held(_EDGE, "The reading of effective attention.", words=_WORDS)
-    lower = held(_EDGE, "The least reading of any alternative.", words=_WORDS)
-    upper = held(_EDGE, "The greatest reading of any alternative.", words=_WORDS)
-    gap = held(_EDGE, "How far the ends can be from the sharp ones; NaN where nothing was bounded.", range="0 or more")
-    certain_share = held(
+    raw = stored_array(_EDGE, "The reading of attention as the model computes it.", words=_WORDS)
+    effective = stored_array(_EDGE, "The reading of effective attention.", words=_WORDS)
+    lower = stored_array(_EDGE, "The least reading of any alternative.", words=_WORDS)
+    upper = stored_array(_EDGE, "The greatest reading of any alternative.", words=_WORDS)
+    gap = stored_array(
+        _EDGE, "How far the ends can be from the sharp ones; NaN where nothing was bounded.", range="0 or more"
+    )
+    certain_share = stored_array(
         "layer head query",
         "Share of each row of `raw` that every alternative gives to the same sources.",
         range="0 to 1",
     )
-    certain_order = held(
+    certain_order = stored_array(
         "layer head query",
         "How many of the strongest sources, up to 5, come in this order in all alternatives; through layers, of the "
         "other tokens. At least so many where `order_is_decided` is false, and -1 where not even the strongest is "
@@ -74,7 +76,7 @@ class AttentionMeasure(ProvableResult):
         range="−1 to 5",
         on_request=True,
     )
-    order_is_decided = held(
+    order_is_decided = stored_array(
         "layer head query",
         "Whether no more sources than `certain_order` says come in a certain order. False where the ends do not tell "
         "and nothing else compares two sources (norms and outer bounds), and where time ran out.",
@@ -105,7 +107,7 @@ class AttentionMeasure(ProvableResult):
         determined, strongest, length = (float(part.mean()) for part in (share, (known > 0).double(), known))
         return Survival(order.numel(), determined, strongest, length, int((order < 0).sum()), int((~decided).sum()))
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say what the reading is, how much of it is determined, and which entries are largest."""
         words = [f"{self.meaning}"]
         if self.target is not None:
@@ -122,7 +124,7 @@ class AttentionMeasure(ProvableResult):
         sizes = self.array("raw").flatten().abs().nan_to_num(-1)
         places = sizes.topk(min(3, len(sizes))).indices.tolist()
         arrow = "←" if self.through else "→"
-        for place, (value, labels) in zip(places, strongest(self, "raw", len(places)), strict=True):
+        for place, (value, labels) in zip(places, largest_entries(self, "raw", len(places)), strict=True):
             least, most = (float(self.array(name).flatten()[place]) for name in ("lower", "upper"))
             words.append(f"{edge_name(self, labels, arrow)} {value:.3f} in [{least:.3f}, {most:.3f}].")
         return " ".join(words)
@@ -155,18 +157,18 @@ class HeadScores(ProvableResult):
 
     kind = "head scores"
     main = ("raw", "effective", "lower", "upper")
-    raw = held(_HEAD, "The score of attention as the model computes it.", missing=_NO_TARGET)
-    effective = held(_HEAD, "The score of effective attention.", missing=_NO_TARGET)
-    lower = held(_HEAD, "The least score of any alternative.", missing=_NO_TARGET)
-    upper = held(_HEAD, "The greatest score of any alternative.", missing=_NO_TARGET)
-    gap = held(
+    raw = stored_array(_HEAD, "The score of attention as the model computes it.", missing=_NO_TARGET)
+    effective = stored_array(_HEAD, "The score of effective attention.", missing=_NO_TARGET)
+    lower = stored_array(_HEAD, "The least score of any alternative.", missing=_NO_TARGET)
+    upper = stored_array(_HEAD, "The greatest score of any alternative.", missing=_NO_TARGET)
+    gap = stored_array(
         _HEAD, "How far the ends can be from the sharp ones; NaN where rows are not bounded.", missing=_NO_TARGET
     )
-    scored_texts = held("score", "In how many texts some row has a target.", range="0 or more")
-    raw_stderr = sometimes_held(_HEAD, "Standard error of `raw` over texts; None for one text.")
-    effective_stderr = sometimes_held(_HEAD, "Standard error of `effective` over texts; None for one text.")
-    lower_stderr = sometimes_held(_HEAD, "Standard error of `lower` over texts; None for one text.")
-    upper_stderr = sometimes_held(_HEAD, "Standard error of `upper` over texts; None for one text.")
+    scored_texts = stored_array("score", "In how many texts some row has a target.", range="0 or more")
+    raw_stderr = optional_array(_HEAD, "Standard error of `raw` over texts; None for one text.")
+    effective_stderr = optional_array(_HEAD, "Standard error of `effective` over texts; None for one text.")
+    lower_stderr = optional_array(_HEAD, "Standard error of `lower` over texts; None for one text.")
+    upper_stderr = optional_array(_HEAD, "Standard error of `upper` over texts; None for one text.")
     meanings = Fact("What each score is.")
     texts = Fact("How many texts were scored.")
     sink = Fact("From which weight on the first token on a head counts as a sink.")
@@ -176,7 +178,7 @@ class HeadScores(ProvableResult):
         """The names of the scores."""
         return self.axis("score").values
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say for each score which heads have most of it, between which ends, and which head certainly has the role."""
         layers, heads = (self.axis(name).values for name in ("layer", "head"))
         names = [f"L{layer}H{head}" for layer in layers for head in heads]
@@ -220,25 +222,25 @@ class Agreement(Result):
 
     kind = "agreement"
     main = ("correlation", "correlation_stderr")
-    correlation = held(
+    correlation = stored_array(
         "measure other",
         "Spearman's rank correlation of two measures over the other tokens that are a token's sources.",
         range="−1 to 1",
         missing="No token of any text has several sources that differ.",
     )
-    correlation_stderr = sometimes_held("measure other", "Standard error over texts; None for one text.")
-    determined = held(
+    correlation_stderr = optional_array("measure other", "Standard error over texts; None for one text.")
+    determined = stored_array(
         "measure",
         "Share of the pairs of sources that are in the same order in all alternatives, as far as the ends of the two "
         "tell: at least this share is.",
         range="0 to 1",
         missing="No token of any text has several sources, or no text was bounded in time.",
     )
-    bounded_texts = held("measure", "In how many texts all its ends were found in time.", range="0 or more")
-    determined_stderr = sometimes_held("measure", "Standard error over texts; None for one text.")
+    bounded_texts = stored_array("measure", "In how many texts all its ends were found in time.", range="0 or more")
+    determined_stderr = optional_array("measure", "Standard error over texts; None for one text.")
     texts = Fact("How many texts were read.")
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say how far each pair of measures agrees, and how much of each ranking is determined."""
         written = {}
         for name in ("correlation", "determined"):

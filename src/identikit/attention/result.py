@@ -17,7 +17,7 @@ from identikit.maths.polytope.least_norm import least_norm
 from identikit.models.reading import Change
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Index
-from identikit.results.gathered import strongest
+from identikit.results.gathered import largest_entries
 from identikit.results.measure import measure
 from identikit.results.result import Result
 from identikit.results.words import percent
@@ -260,7 +260,7 @@ class EffectiveAttention(Result):
         captured.reading.model.check_unchanged(self.provenance.weights)
         if self.axis("key").tokens != self.keys:
             raise InputError("verify() replaces whole rows: select layers, heads and queries, but not keys.")
-        return captured.change({axis.name: axis.places for axis in self.axes})
+        return captured.change({axis.name: axis.source_indices for axis in self.axes})
 
     def run_with(self, weights: object) -> Change:
         """Run the model with other weights in place of the selected raw ones; return how much its output changed.
@@ -277,7 +277,7 @@ class EffectiveAttention(Result):
         put = given.to(visible.device).reshape(shape if given.ndim else [1] * len(shape)).expand(shape)
         if given.ndim and bool((put.masked_fill(visible, 0.0) != 0).any()):
             raise InputError("run_with(): weights must be 0 where a query does not see the key (the mask hides it).")
-        return captured.change({axis.name: axis.places for axis in self.axes}, put.masked_fill(~visible, 0.0))
+        return captured.change({axis.name: axis.source_indices for axis in self.axes}, put.masked_fill(~visible, 0.0))
 
     @reporting
     def intervals(
@@ -323,7 +323,7 @@ class EffectiveAttention(Result):
             )
         return self.source
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say how much of the attention is determined by the output, and how closely effective attention follows."""
         if "rank" not in self.source.dims:
             return self._edges()
@@ -356,7 +356,7 @@ class EffectiveAttention(Result):
         return [*words, *unsure_words(unsure, int(self.rounded_duplicates.sum()), self.provenance.dtype)]
 
     def _edges(self) -> str:
-        edges = [f"{edge_name(self, labels)} {weight:.2f}" for weight, labels in strongest(self, "raw", 5)]
+        edges = [f"{edge_name(self, labels)} {weight:.2f}" for weight, labels in largest_entries(self, "raw", 5)]
         return f"Largest raw weights: {', '.join(edges)}."
 
     def plot(self, by: str | None = None, **options: Any) -> Any:

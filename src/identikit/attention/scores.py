@@ -28,9 +28,9 @@ from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
-from identikit.results.axis import Axis, Index, chosen
+from identikit.results.axis import Axis, Index, selected_indices
 from identikit.results.result import Result
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import is_several, keys_of
 
@@ -186,7 +186,7 @@ def head_scores(
     if model.modality != "text":
         raise InputError(f"head_scores compares tokens, and {model.name} reads {model.modality}s.")
     wanted = model.attending(layers)
-    which = chosen("head", heads, model.n_heads)
+    which = selected_indices("head", heads, model.n_heads)
     read = readings(model, texts, layers=wanted, truncate=truncate)
     parts = []
     for place, reading in enumerate(read):
@@ -217,7 +217,7 @@ def _across(names: Sequence[str], asked: object) -> tuple[str, ...]:
 
 
 def _provable(result: HeadScores, captured: Callable[[], list[Captured]]) -> HeadScores:
-    assert isinstance(result.source, Held)
+    assert isinstance(result.source, StoredArrays)
     return replace(result, source=Provable(result.source.arrays, result.source.dims, partial(_claims, captured)))
 
 
@@ -231,7 +231,7 @@ def scores_result(
     about["nouns"] = {name: ROLES[name].noun for name in names}
     arrays = over_texts(torch.stack(parts), [ROLES[name] for name in names])
     dims = {name: ("score", "layer", "head")[: array.ndim] for name, array in arrays.items()}
-    return HeadScores(axes, Held(arrays, dims), provenance, about)
+    return HeadScores(axes, StoredArrays(arrays, dims), provenance, about)
 
 
 def scored(

@@ -26,7 +26,7 @@ from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index
 from identikit.results.several import Results, of_texts
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from identikit.shapes import Tensor
 from identikit.texts.chat import text_or_messages
 from identikit.texts.text import SOURCE, is_several
@@ -157,7 +157,7 @@ def _positions(texts: Sequence[Reading], place: int, targets: Index) -> tuple[in
     """Return the positions of the targets in one of the texts."""
     tokens = texts[place].tokens
     try:
-        return tuple(Axis("target", tuple(range(len(tokens))), tokens).find(targets))
+        return tuple(Axis("target", tuple(range(len(tokens))), tokens).indices_of(targets))
     except InputError as error:
         if len(texts) == 1:
             raise
@@ -206,7 +206,7 @@ def _attributed(reading: Reading, options: Request, measured: Tensor, engine: st
         targets=options.targets,
         **({} if model.side is None else {"attention": model.side}),
     )
-    return TokenAttribution(axes, Held(arrays, dict.fromkeys(arrays, _DIMS)), provenance, about)
+    return TokenAttribution(axes, StoredArrays(arrays, dict.fromkeys(arrays, _DIMS)), provenance, about)
 
 
 def _check_overflow(measured: Tensor, options: Request, model: Model) -> None:

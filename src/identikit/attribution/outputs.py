@@ -19,7 +19,7 @@ from identikit.models.onward import EMBEDDING, FIRST_BLOCK, onward
 from identikit.models.reading import Reading, joined_facts
 from identikit.models.target import Target, checked_target, run_once
 from identikit.results.axis import Axis
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from identikit.shapes import Float, Tensor
 
 
@@ -50,7 +50,7 @@ def attribute_output(reading: Reading, target: object, *, source: str = "before"
         Axis("input", tuple(range(len(tokens))), tokens),
     )
     provenance = reading.model.provenance(reading.text, target=list(labels), source=source)
-    return OutputAttribution(axes, Held(arrays, dict.fromkeys(arrays, ("target", "input"))), provenance, about)
+    return OutputAttribution(axes, StoredArrays(arrays, dict.fromkeys(arrays, ("target", "input"))), provenance, about)
 
 
 def checked_targets(reading: Reading, target: object) -> list[Target]:

@@ -18,7 +18,7 @@ from identikit.models.machine import PRECISIONS, derivatives
 from identikit.models.model import Model, Split
 from identikit.models.surroundings import undisturbed
 from identikit.models.taps.tap import AttentionCall
-from identikit.results.axis import Index, chosen
+from identikit.results.axis import Index, selected_indices
 from identikit.shapes import Float, Int, Tensor
 
 SOURCES = ("before", "after")
@@ -61,7 +61,7 @@ class AttributionOptions:
                 "directions. Use probes='exact', or norm='frobenius'."
             )
         given = vars(self) | {"probes": probes, "seed": random_seed(self.seed)}
-        return Request(**given, layers=chosen("layer", layers, model.n_layers))
+        return Request(**given, layers=selected_indices("layer", layers, model.n_layers))
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _last_layer(model: Model, layers: Index) -> list[int]:
             f"norm='fisher' is of the probabilities of tokens, and {model.name} gives none. Use norm='frobenius', or a "
             "model with a language-model head."
         )
-    if layers is not None and chosen("layer", layers, model.n_layers) != (last,):
+    if layers is not None and selected_indices("layer", layers, model.n_layers) != (last,):
         raise InputError(
             f"norm='fisher' is of the last layer, {last}, from which the probabilities of tokens are made. Leave "
             "layers= out."

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from identikit.errors import InputError
 from identikit.maths.mixing import outweighed, own_contribution
 from identikit.results.facts import Fact
-from identikit.results.gathered import strongest, word_groups
-from identikit.results.measure import held, sometimes_held
+from identikit.results.gathered import largest_entries, word_groups
+from identikit.results.measure import optional_array, stored_array
 from identikit.results.result import Result
 from identikit.results.words import mean_and_error, percent
 from identikit.shapes import Float, Tensor
@@ -39,13 +39,13 @@ class TokenAttribution(Result):
     same = ("norm",)
     main = ("contribution",)
 
-    contribution = held(
+    contribution = stored_array(
         "layer input output",
         "What each input contributes to each hidden vector.",
         range="0 to 1",
         words={"input": "sum", "output": "mean"},
     )
-    stderr = sometimes_held(
+    stderr = optional_array(
         "layer input output", "Standard errors of the contributions; None where they are exact.", range="0 or more"
     )
 
@@ -100,7 +100,7 @@ class TokenAttribution(Result):
     cls = Fact("Where [CLS] stands.")
     separator = Fact("Where the first [SEP] stands.")
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say how much tokens contribute to their own hidden vectors, or where the selected vector came from."""
         how = "exact" if self.probes is None else f"estimated from {self.probes} random directions"
         output = self.axis("output")
@@ -134,7 +134,7 @@ class TokenAttribution(Result):
     def _sources(self, count: int) -> str:
         """Return the largest sources of the selected vector, each with its standard error where it is estimated."""
         sources = []
-        largest = strongest(self, "contribution", count)
+        largest = largest_entries(self, "contribution", count)
         errors = self.stderr
         shares = self.contribution.flatten()
         order = shares.abs().nan_to_num(-1).topk(min(count, len(shares))).indices.tolist()
@@ -180,10 +180,10 @@ class OutputAttribution(Result):
     kind = "output attribution"
     main = ("contribution", "gradient_x_input")
 
-    contribution = held(
+    contribution = stored_array(
         "target input", "What each input contributes to each output.", range="0 to 1", words={"input": "sum"}
     )
-    gradient_x_input = held(
+    gradient_x_input = stored_array(
         "target input",
         "The derivative of each output along the vector that enters the first block.",
         label="gradient × input",
@@ -194,7 +194,7 @@ class OutputAttribution(Result):
     value = Fact("The number of each output.")
     probability = Fact("The probability of each token or class; None where the output is neither.")
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say what each output is, and its largest sources."""
         axis = self.axis("target")
         sentences = []
@@ -205,7 +205,7 @@ class OutputAttribution(Result):
             part = self if axis.single else self.sel(target=label)
             sources = [
                 f"{labels.get('input', part.axis('input').label)} {share:.2f}"
-                for share, labels in strongest(part, "contribution", _LISTED)
+                for share, labels in largest_entries(part, "contribution", _LISTED)
             ]
             sentences.append(f"Largest sources of {label} ({shown}): {', '.join(sources)}.")
         if len(axis) > _LISTED:
@@ -230,7 +230,7 @@ class Scores(Result):
     kind = "scores"
     main = ("score",)
 
-    score = held(
+    score = stored_array(
         "layer output input",
         "The score of each input, over those of these axes that there are.",
         missing="There is no score.",
@@ -241,10 +241,10 @@ class Scores(Result):
     target = Fact("The output that they explain; None where nobody said.")
     details = Fact("What else the method says, such as the number at a baseline.")
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say which entries are largest."""
         largest = []
-        known = [entry for entry in strongest(self, "score", _LISTED) if not isnan(entry[0])]
+        known = [entry for entry in largest_entries(self, "score", _LISTED) if not isnan(entry[0])]
         if not known:
             return f"There are no numbers ({self.name})."
         for value, labels in known:

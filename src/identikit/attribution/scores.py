@@ -23,7 +23,7 @@ from identikit.results.axis import Axis
 from identikit.results.provenance import Provenance, package_versions, text_hash
 from identikit.results.result import Result
 from identikit.results.several import Results, of_texts
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import is_several
 
@@ -80,7 +80,7 @@ def _scores(numbers: Tensor, about: Mapping[str, Any], provenance: Provenance) -
         if size == 0 or (dim != "layer" and size != len(tokens)):
             raise InputError(f"array= has {size} along its axis of {dim}s, and there are {len(tokens)} tokens.")
         axes.append(Axis(dim, tuple(range(size)), None if dim == "layer" else tokens))
-    return Scores(tuple(axes), Held({"score": numbers}, {"score": dims}), provenance, about)
+    return Scores(tuple(axes), StoredArrays({"score": numbers}, {"score": dims}), provenance, about)
 
 
 # Captum

@@ -12,9 +12,9 @@ from identikit.maths.measures import bootstrap_ends, mean_over_texts
 from identikit.models.model import Model
 from identikit.results.axis import Axis
 from identikit.results.facts import Fact
-from identikit.results.measure import held, sometimes_held
+from identikit.results.measure import optional_array, stored_array
 from identikit.results.result import Result
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from identikit.results.words import Column, Table, counted, mean_and_error, means_of
 from identikit.shapes import Tensor
 from identikit.texts.text import ReadText
@@ -37,25 +37,25 @@ class Evaluation(Result):
 
     kind = "evaluation"
     main = ("mean", "stderr", "low", "high")
-    mean = held(_SCORE, "Mean of the score over texts.", missing=_NO_SCORE)
-    stderr = held(_SCORE, "Standard error of the mean over texts.", range="0 or more", missing=_ONE_TEXT)
-    low = held(_SCORE, "Lower end of a 95% bootstrap interval of the mean over texts.", missing=_ONE_TEXT)
-    high = held(_SCORE, "Upper end of a 95% bootstrap interval of the mean over texts.", missing=_ONE_TEXT)
-    left = sometimes_held(
+    mean = stored_array(_SCORE, "Mean of the score over texts.", missing=_NO_SCORE)
+    stderr = stored_array(_SCORE, "Standard error of the mean over texts.", range="0 or more", missing=_ONE_TEXT)
+    low = stored_array(_SCORE, "Lower end of a 95% bootstrap interval of the mean over texts.", missing=_ONE_TEXT)
+    high = stored_array(_SCORE, "Upper end of a 95% bootstrap interval of the mean over texts.", missing=_ONE_TEXT)
+    left = optional_array(
         "measure depth",
         "Rank correlation of a measure with itself once so many of the last layers are shuffled; None if not tested.",
         range="−1 to 1",
         missing=_NO_SCORE,
     )
-    left_stderr = sometimes_held(
+    left_stderr = optional_array(
         "measure depth", "Standard error of `left` over texts; None if not tested.", missing=_ONE_TEXT
     )
-    deletion_curve = sometimes_held(
+    deletion_curve = optional_array(
         "curve share",
         "Mean change when this share of the sources is replaced, a measure's largest first; None if not tested.",
         missing=_NO_SCORE,
     )
-    insertion_curve = sometimes_held(
+    insertion_curve = optional_array(
         "curve share",
         "Mean change that is left when this share of the sources is put back, the largest first; None if not tested.",
         missing=_NO_SCORE,
@@ -73,7 +73,7 @@ class Evaluation(Result):
         rows = dict(zip(self.axis("measure").values, [list(map(tuple, row)) for row in pairs], strict=True))
         return score_table(rows, self.axis("score").values)
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say what was tested, the scores of each measure, and which measures do not change with the weights."""
         were = "was" if self.left_out == 1 else "were"
         late = f" {counted(self.left_out, 'text')} {were} not reached in time." if self.left_out else ""
@@ -140,4 +140,4 @@ def gathered(
     }
     dims = {name: Evaluation.measures[name].axes for name in arrays}
     provenance = model.provenance(texts, **asdict(options))
-    return Evaluation(tuple(axes), Held(arrays, dims), provenance, facts)
+    return Evaluation(tuple(axes), StoredArrays(arrays, dims), provenance, facts)

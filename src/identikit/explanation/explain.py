@@ -34,7 +34,7 @@ from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting
 from identikit.results.axis import Axis
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from identikit.shapes import Tensor
 from identikit.texts.data import sample_text, sample_texts
 from identikit.texts.text import is_several, joined_by
@@ -299,4 +299,4 @@ def _explanation(
         }
     dims = {name: Explanation.measures[name].axes for name in arrays}
     axes = (Axis("layer", tuple(layers)), Axis("token", tuple(range(len(reading.tokens))), reading.tokens))
-    return Explanation(axes, Held(arrays, dims), attention.provenance, about, *answers, bounded)
+    return Explanation(axes, StoredArrays(arrays, dims), attention.provenance, about, *answers, bounded)

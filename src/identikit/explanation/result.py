@@ -14,7 +14,7 @@ from identikit.errors import InputError, Unavailable
 from identikit.explanation import evaluation_result as evaluation_result  # a kind that `open_result` knows
 from identikit.maths.mixing import first_middle_last
 from identikit.results.files import Files
-from identikit.results.measure import Attribute, held
+from identikit.results.measure import Attribute, stored_array
 from identikit.results.result import Result, result_of, saved_result
 from identikit.tokens.result import IdentityMap
 
@@ -36,7 +36,7 @@ _UNDEFINED = EffectiveAttention.measures["pearson"].missing
 def _by_layer(meaning: str, values: str = "0 to 1") -> Attribute:
     """Declare a mean over the rows of each layer."""
     missing = "Too few rows of the layer were bounded in time."
-    return held("layer", f"{meaning}, on average over rows.", range=values, missing=missing, words={})
+    return stored_array("layer", f"{meaning}, on average over rows.", range=values, missing=missing, words={})
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -92,32 +92,32 @@ class Explanation(Result):
     least_null_dim = _by_layer("Least null dimension of a row", "0 to tokens")
     greatest_null_dim = _by_layer("Greatest null dimension of a row", "0 to tokens")
     identifiable = _by_layer("Share of rows that are not free")
-    reachable_dim = held(
+    reachable_dim = stored_array(
         "layer",
         "Dimension of the alternatives that queries can reach, on average over rows.",
         range="0 to tokens",
         missing="There was no time for it.",
         words={},
     )
-    pearson = held(
+    pearson = stored_array(
         "layer", "Correlation of raw and effective attention.", range="−1 to 1", missing=_UNDEFINED, words={}
     )
     main = tuple(name for name, declared in vars().items() if isinstance(declared, Attribute))  # so far: by layer
 
-    recovered = held(
+    recovered = stored_array(
         "layer token",
         "Whether the token is still recovered from its hidden vector: 1 or 0.",
         range="0 or 1",
         missing="No map was fitted for the layer.",
         words={"token": "min"},
     )
-    own = held(
+    own = stored_array(
         "layer token",
         "What the token contributes to its own hidden vector.",
         range="0 to 1",
         words={"token": "mean"},
     )
-    outweighed = held(
+    outweighed = stored_array(
         "layer token", "Whether another token contributes more to the hidden vector.", range="true or false"
     )
 
@@ -140,7 +140,7 @@ class Explanation(Result):
             plain["sources"] = [sources.to_dict() for sources in strongest_sources(self.attribution)]
         return plain
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say it as a verdict that can be read; of a selection, or of words, only give the means of its numbers."""
         from identikit.explanation.words import verdict
 

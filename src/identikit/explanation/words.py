@@ -9,7 +9,7 @@ from identikit.explanation.readings import reading_blocks
 from identikit.explanation.result import NEAR, UNKNOWN, Explanation, Sources, TokenSource, strongest_sources
 from identikit.results.axis import Axis
 from identikit.results.words import Block, Column, Document, Heading, Paragraph, Table, counted, joined, percent
-from identikit.texts.text import shown
+from identikit.texts.text import readable_token
 from identikit.tokens.result import IdentityMap
 
 NAMED = 6  # how many lost tokens are named
@@ -58,7 +58,7 @@ def _header(explanation: Explanation) -> Iterator[Block]:
     text = _opening_and_end(explanation.tokens)
     yield Paragraph(f"{counted(tokens, 'token')}: {text}", {"tokens": tokens, "text": text}, "note")
     if about["joined_by"] is not None and about["causal"]:
-        added = " ".join(shown(token) for token in about["joined_by"])
+        added = " ".join(readable_token(token) for token in about["joined_by"])
         words = "The two texts are joined as they are."
         if added:
             words = f"The tokenizer puts {added} between the two texts."
@@ -72,7 +72,7 @@ def _opening_and_end(tokens: Sequence[str]) -> str:
         parts = [tokens[: LONGEST_TEXT // 2], tokens[-LONGEST_TEXT // 2 :]]
     texts = []
     for part in parts:
-        read = map(shown, part)
+        read = map(readable_token, part)
         texts.append("".join(word if word[:1] == " " or not word.strip() else f" {word}" for word in read).strip())
     return " … ".join(texts)
 

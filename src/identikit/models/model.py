@@ -19,7 +19,7 @@ from identikit.models.load.linear import differentiable, vocabulary_size
 from identikit.models.load.weights import check_finite, check_in_place, packing_of, place_of
 from identikit.models.surroundings import Makeup, as_written, failing_clearly, makeup, turn, undisturbed
 from identikit.models.taps.tap import AttentionCall, Visitor
-from identikit.results.axis import Index, chosen
+from identikit.results.axis import Index, selected_indices
 from identikit.results.provenance import Provenance, code_hash, package_versions, text_hash
 from identikit.shapes import Float, Tensor
 from identikit.texts.encoding import encode, room_for
@@ -191,7 +191,7 @@ class Model:
         """Return the layers whose attention a caller asked for; None: all that have softmax attention."""
         if layers is None:
             return self.attention_layers
-        wanted = chosen("layer", layers, self.n_layers)
+        wanted = selected_indices("layer", layers, self.n_layers)
         for layer in wanted:
             mixer = families.mixer_instead(self.family, self.blocks[layer])
             if mixer is not None:

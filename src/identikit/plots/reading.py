@@ -16,7 +16,7 @@ from identikit.plots.forms import Panels, new_axes
 from identikit.plots.style import house_style
 from identikit.results.axis import Axis
 from identikit.results.result import Result
-from identikit.texts.text import shown
+from identikit.texts.text import readable_token
 
 
 def check(plot: str, result: Result, names: Sequence[str], *, axes: Sequence[str]) -> None:
@@ -50,7 +50,7 @@ def table(result: Result, name: str, *dims: str) -> NDArray[Any]:
 
 def tokens_of(axis: Axis) -> list[str]:
     """Return the tokens along an axis, without the spaces around them."""
-    return [shown(token).strip() or "␣" for token in axis.tokens or ()]
+    return [readable_token(token).strip() or "␣" for token in axis.tokens or ()]
 
 
 def named(axis: Axis) -> list[str]:

@@ -11,7 +11,7 @@ from identikit.plots.forms import Cells, Scale, Styles, colour_bar, heat_map, li
 from identikit.plots.reading import check, drawing, table, tokens_of
 from identikit.plots.style import Style, layer_axis, legend, percent, sheet_of, token_axis, two_sided
 from identikit.results.result import Result
-from identikit.texts.text import shown
+from identikit.texts.text import readable_token
 from identikit.tokens.experiments import mean_rates
 from identikit.tokens.result import AXES, MEASURED, TokenInversion
 
@@ -101,7 +101,7 @@ def inversion_map(inversion: Result, ax: Axes | None = None) -> Axes:
         title = f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost"
     winner = np.full(recovered.shape, "×")
     if "winner" in inversion.arrays and isinstance(inversion, TokenInversion):
-        winner = np.array([[shown(token).strip() or "␣" for token in row] for row in inversion.winners])
+        winner = np.array([[readable_token(token).strip() or "␣" for token in row] for row in inversion.winners])
     return _recovery(inversion, "position", recovered, winner, title, ax)
 
 

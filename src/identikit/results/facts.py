@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from identikit.results.result import Result
 
 
-class _Facts:
+class _ReadOnlyFacts:
     """The attribute that holds all facts by name: a copy of what a Result is made with, which cannot be set."""
 
     def __get__(self, result: "Result | None", owner: type | None = None) -> Any:
@@ -22,7 +22,7 @@ class _Facts:
         vars(result)["about"] = {} if given is self else dict(given)
 
 
-FACTS: Any = _Facts()
+NO_FACTS: Any = _ReadOnlyFacts()
 """What a dataclass has in the place of a default: type checkers see a mapping."""
 
 

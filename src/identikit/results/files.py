@@ -134,7 +134,7 @@ def tensor_file(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None =
 # Seals
 
 
-class Sealed(NamedTuple):
+class SealedTensors(NamedTuple):
     """The tensors of a file, and what was noted with them."""
 
     tensors: dict[str, Tensor]
@@ -147,13 +147,13 @@ def seal(tensors: Mapping[str, Tensor], about: Mapping[str, object]) -> bytes:
     return _stamped(tensor_file(tensors, {_KEY: _BLANK + json.dumps(about, sort_keys=True)}))
 
 
-def unseal(content: bytes) -> Sealed:
+def unseal(content: bytes) -> SealedTensors:
     """Return what `seal` was given, or raise `Damaged`."""
     try:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         stamp = header["__metadata__"][_KEY]
         _check(content, stamp[: len(_BLANK)])
-        return Sealed(load(content), json.loads(stamp[len(_BLANK) :]))
+        return SealedTensors(load(content), json.loads(stamp[len(_BLANK) :]))
     except (ValueError, KeyError, TypeError, SafetensorError):
         raise Damaged("it is not a sealed safetensors file") from None
 

@@ -9,7 +9,7 @@ import torch
 from identikit.errors import InputError
 from identikit.results.axis import Axis
 from identikit.results.result import Result
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from identikit.shapes import Tensor
 from identikit.texts.text import SOURCE
 
@@ -49,11 +49,11 @@ def by_words(result: R) -> R:
     if SOURCE in about:
         source = about[SOURCE]
         about[SOURCE] = {"tokens": list(_words_of(source, _word_groups(result, source))), "words": None}
-    return replace(result, axes=tuple(axes), source=Held(arrays, dims), about=about)
+    return replace(result, axes=tuple(axes), source=StoredArrays(arrays, dims), about=about)
 
 
 def _words_of(text: Mapping[str, Any], groups: list[list[int]]) -> tuple[str, ...]:
-    return tuple(joined(text["tokens"], group) for group in groups)
+    return tuple(join_pieces(text["tokens"], group) for group in groups)
 
 
 def _word_groups(result: Result, text: Mapping[str, Any]) -> list[list[int]]:
@@ -95,7 +95,7 @@ def difference(one: R, other: R) -> R:
         arrays[name] = first.to(dtype) - second.to(dtype)
     dims = {name: one.source.dims[name] for name in names}
     axes = tuple(replace(axis, selected=None) for axis in one.axes)
-    return replace(one, axes=axes, source=Held(arrays, dims), about={**one.about, "minus": other.model_name})
+    return replace(one, axes=axes, source=StoredArrays(arrays, dims), about={**one.about, "minus": other.model_name})
 
 
 def word_groups(n: int, spans: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -110,13 +110,13 @@ def word_groups(n: int, spans: Sequence[Sequence[int]]) -> list[list[int]]:
     return groups
 
 
-def joined(tokens: Sequence[str], group: Sequence[int]) -> str:
+def join_pieces(tokens: Sequence[str], group: Sequence[int]) -> str:
     """Return a word out of its pieces."""
     first, *rest = (tokens[place] for place in group)
     return "".join([first, *(piece.removeprefix("##") for piece in rest)])
 
 
-def strongest(
+def largest_entries(
     result: Result, name: str, count: int, values: Tensor | None = None
 ) -> Iterator[tuple[float, dict[str, str]]]:
     """Yield the largest entries of an array by size, each with the label of its place on every axis that is left.

@@ -129,12 +129,12 @@ def measure(axes: str, **declared: Unpack[Declared]) -> Callable[[Callable[..., 
     return declare
 
 
-def held(axes: str, meaning: str, **declared: Unpack[Declared]) -> Measure:
+def stored_array(axes: str, meaning: str, **declared: Unpack[Declared]) -> Measure:
     """Declare an array that a Result simply holds."""
     return Measure(tuple(axes.split()), meaning, **declared)
 
 
-def sometimes_held(axes: str, meaning: str, **declared: Unpack[Declared]) -> OptionalAttribute:
+def optional_array(axes: str, meaning: str, **declared: Unpack[Declared]) -> OptionalAttribute:
     """Declare an array that some Results of a class hold."""
     return OptionalAttribute(tuple(axes.split()), meaning, **declared)
 

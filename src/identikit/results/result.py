@@ -1,7 +1,7 @@
 """What every Result can do: be selected from, turned into tables, saved and opened, compared, printed, and drawn.
 
-A Result is a few named arrays over named axes, with where they came from. The arrays come from a `Source`: tensors that
-are held (`Held`), or a captured run of a model that computes them when they are asked for, so that selecting a row of
+A Result is a few named arrays over named axes, and where they came from. The arrays come from a `Source`: tensors in
+memory (`StoredArrays`), or a captured run of a model that computes each array on request, so that selecting a row of
 attention never makes the whole map.
 """
 
@@ -22,13 +22,13 @@ from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.progress import Watched
 from identikit.results.axis import Axis, Index
-from identikit.results.facts import FACTS, Fact
+from identikit.results.facts import NO_FACTS, Fact
 from identikit.results.files import Files, described, description_of, plain, read_folder, tensor_file, write_folder
 from identikit.results.measure import NOT_FINITE, Measure, declared_in
 from identikit.results.provenance import Provenance
-from identikit.results.source import Held, Source
+from identikit.results.source import Source, StoredArrays
 from identikit.shapes import Tensor
-from identikit.texts.text import SOURCE, shown
+from identikit.texts.text import SOURCE, readable_token
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -55,7 +55,7 @@ class Result(ABC):
     axes: tuple[Axis, ...]
     source: Source
     provenance: Provenance
-    about: Mapping[str, Any] = FACTS
+    about: Mapping[str, Any] = NO_FACTS
 
     kind: ClassVar[str]
     """What a result of this class is called."""
@@ -88,7 +88,7 @@ class Result(ABC):
     def read(self, name: str) -> Tensor:
         """Return one of the arrays with all of its axes, also those selected by one number or token."""
         if isinstance(name, str) and name in self.source.dims:
-            return self.source.read(name, {axis.name: axis.places for axis in self.axes})
+            return self.source.read(name, {axis.name: axis.source_indices for axis in self.axes})
         if isinstance(name, str) and name in self.measures:
             raise InputError(
                 f"This {self.kind} result has no {name}: it was not computed, or the result holds only some numbers "
@@ -162,7 +162,7 @@ class Result(ABC):
         frame = index.to_frame(index=False)
         for axis in axes:
             if axis.tokens is not None:
-                tokens = {value: shown(token) for value, token in zip(axis.values, axis.tokens, strict=True)}
+                tokens = {value: readable_token(token) for value, token in zip(axis.values, axis.tokens, strict=True)}
                 frame[f"{axis.name}_token"] = [tokens[value] for value in frame[axis.name]]
         return DataFrame(frame.assign(**{name: _numpy(array).reshape(-1) for name, array in arrays.items()}))
 
@@ -175,7 +175,7 @@ class Result(ABC):
         for axis in self.axes:
             named: dict[str, Sequence[Any]] = {axis.name: axis.values}
             if axis.tokens is not None:
-                named[f"{axis.name}_token"] = [shown(token) for token in axis.tokens]
+                named[f"{axis.name}_token"] = [readable_token(token) for token in axis.tokens]
             for name, values in named.items():
                 coordinates[name] = values[0] if axis.single else (axis.name, list(values))
         arrays = {
@@ -287,7 +287,7 @@ class Result(ABC):
         lacking = [name for name in dir(cls) if isinstance(getattr(cls, name, None), Fact) and name not in facts]
         if not isinstance(facts, dict) or lacking or not all(isinstance(it, str) for it in facts.get("tokens", ())):
             raise TypeError("facts")
-        return cls(tuple(axes), Held(arrays, dims), Provenance(**given), facts)
+        return cls(tuple(axes), StoredArrays(arrays, dims), Provenance(**given), facts)
 
     # Words and differences
 
@@ -321,14 +321,14 @@ class Result(ABC):
 
     def __str__(self) -> str:
         if "minus" not in self.about:
-            return f"{self!r}\n{self.said()}"
+            return f"{self!r}\n{self.describe()}"
         largest = {name: float(self.array(name).double().abs().nan_to_num(0.0).max()) for name in self._main}
         told = ", ".join(f"{name} {value:.3g}" for name, value in largest.items())
         return f"{self!r}\nLargest difference: {told}."
 
     @abstractmethod
-    def said(self) -> str:
-        """Say in words what the result shows; `print` prints this."""
+    def describe(self) -> str:
+        """Return in words what the result shows; `print` prints this."""
 
     @abstractmethod
     def plot(self, **options: Any) -> Any:

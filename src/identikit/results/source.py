@@ -27,7 +27,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredArrays:
     """Arrays that are simply there."""
 
     arrays: Mapping[str, Tensor]

@@ -21,7 +21,7 @@ from fsspec import AbstractFileSystem
 from identikit.errors import UNFINISHED, InputError
 from identikit.results.files import (
     Damaged,
-    Sealed,
+    SealedTensors,
     read_through,
     seal,
     seal_json,
@@ -220,7 +220,7 @@ class Store:
         """Read a value, or raise `Damaged`."""
         return unseal_json(self.read(name))
 
-    def read_tensors(self, name: str) -> Sealed:
+    def read_tensors(self, name: str) -> SealedTensors:
         """Read tensors and the words about them, or raise `Damaged`."""
         return unseal(self.read(name))
 

@@ -169,7 +169,7 @@ def joined_by(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]
     return tuple(tokens[position] for position in range(spelled[0], spelled[-1]) if special[position])
 
 
-def shown(token: str) -> str:
+def readable_token(token: str) -> str:
     """Return a token as people read it: Ġ and ▁ are spaces, a line end is ↵, bytes that spell a character are joined.
 
     The mark of a word's end (`</w>`, in CLIP's vocabulary) is left out. A token that could be either bytes or a word

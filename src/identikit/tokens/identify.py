@@ -20,10 +20,10 @@ from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, readings
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
-from identikit.results.axis import Axis, Index, chosen
+from identikit.results.axis import Axis, Index, selected_indices
 from identikit.results.files import unseal, write_file
 from identikit.results.provenance import text_hash
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from identikit.texts.text import Text, is_several
 from identikit.tokens.experiments import EXPERIMENTS, fit_maps, recover, run_experiment
 from identikit.tokens.invert import invert as invert_text
@@ -83,10 +83,10 @@ def token_identifiability(
         if model is not None or texts is not None or truncate or max_tokens is not None:
             raise InputError("states= stands instead of a model and texts, and is never cut. Pass one or the other.")
         vectors, provenance = saved_states(states, about)
-        layers = chosen("layer", layers, vectors.n_layers)
+        layers = selected_indices("layer", layers, vectors.n_layers)
     else:
         model = checked_model(model)
-        layers = chosen("layer", layers, model.n_layers)
+        layers = selected_indices("layer", layers, model.n_layers)
         if not is_several(texts):
             raise InputError("token_identifiability learns from many texts: pass a list of them.")
         vectors = hidden_states(model, texts, truncate=truncate, max_tokens=max_tokens, progress=progress)
@@ -119,7 +119,7 @@ def identity_of_text(
         return identity
     exact = invert_text(model, text, layers=identity.axes[0].values, progress=progress)
     arrays = {name: identity.array(name) for name in identity.arrays} | {"invertible": exact.recovered}
-    return replace(identity, source=Held(arrays, dict.fromkeys(arrays, ("layer", "token"))))
+    return replace(identity, source=StoredArrays(arrays, dict.fromkeys(arrays, ("layer", "token"))))
 
 
 def identity_of(
@@ -146,7 +146,7 @@ def identity_of(
     provenance = reading.model.provenance(reading.text, map=map, distance=distance)
     repeated = states.identity.bincount()[states.identity] > 1
     about = reading.about | {"map": map, "distance": distance, "repeated": int(repeated.sum())}
-    return IdentityMap(axes, Held(arrays, dict.fromkeys(arrays, ("layer", "token"))), provenance, about)
+    return IdentityMap(axes, StoredArrays(arrays, dict.fromkeys(arrays, ("layer", "token"))), provenance, about)
 
 
 class CachedMaps(NamedTuple):

@@ -17,9 +17,9 @@ from identikit.models.model import Model, checked_model
 from identikit.models.reading import Reading, unread
 from identikit.models.surroundings import undisturbed
 from identikit.progress import Progress, Watched, reporting, silent
-from identikit.results.axis import Axis, Index, chosen, one_of
+from identikit.results.axis import Axis, Index, selected_index, selected_indices
 from identikit.results.several import Results, of_texts
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from identikit.shapes import Float, Int, Tensor
 from identikit.texts.text import is_several
 from identikit.tokens.continuation import (
@@ -151,9 +151,9 @@ def invert(
         raise InputError("Inverting hidden vectors: say which layer they come from, with layer=.")
     if bare and prefix == "given":
         raise InputError("prefix='given' needs the true tokens, and hidden vectors do not tell them. Pass the text.")
-    wanted = chosen("layer", layers, model.n_layers)
+    wanted = selected_indices("layer", layers, model.n_layers)
     if layer is not None:
-        wanted = (one_of("layer", layer, model.n_layers),)
+        wanted = (selected_index("layer", layer, model.n_layers),)
     several = is_several(text)
     sources: Sequence[Reading | Tensor]
     if bare:
@@ -288,7 +288,9 @@ class Inversion:
         settings = {"prefix": options.prefix, "noise": options.noises[0], "distance": options.distance}
         about = {**about, **settings, "candidates": len(self.candidates.ids), "vocabulary": words}
         provenance = self.model.provenance(text, **settings, seed=options.seed)
-        return TokenInversion(axes, Held(arrays, dict.fromkeys(arrays, ("layer", "position"))), provenance, about)
+        return TokenInversion(
+            axes, StoredArrays(arrays, dict.fromkeys(arrays, ("layer", "position"))), provenance, about
+        )
 
 
 def token_words(model: Model, ids: Iterable[int]) -> dict[str, str]:

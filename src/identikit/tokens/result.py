@@ -14,12 +14,12 @@ from identikit.progress import Progress, silent
 from identikit.results.axis import Axis
 from identikit.results.facts import Fact
 from identikit.results.files import Files, plain
-from identikit.results.measure import Attribute, held, sometimes_held
+from identikit.results.measure import Attribute, optional_array, stored_array
 from identikit.results.provenance import Provenance
 from identikit.results.result import Result
-from identikit.results.source import Held
+from identikit.results.source import StoredArrays
 from identikit.results.words import percent
-from identikit.texts.text import shown
+from identikit.texts.text import readable_token
 from identikit.tokens.experiments import Rate, summary
 from identikit.tokens.maps import FittedMap, maps_of, sealed_maps
 
@@ -45,7 +45,7 @@ def layers_in_words(layers: Sequence[int]) -> str:
 
 def _rate(meaning: str, values: str = "0 to 1") -> Attribute:
     """Declare a number of every fit that was tested."""
-    return held(" ".join(AXES), meaning, range=values, missing="This was not measured.")
+    return stored_array(" ".join(AXES), meaning, range=values, missing="This was not measured.")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -125,7 +125,7 @@ class TokenIdentifiability(Result):
         maps = tuple(maps_of(files[_MAPS], f"{where}/{_MAPS}"))
         return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, maps, trials)
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say how many tokens each kind of map recovers, in the first and in the last layer."""
         rates: Any = self.rates
         same_layer = rates[rates["layer"] == rates["test_layer"]]
@@ -170,7 +170,7 @@ def identifiability_result(
         at = tuple(places[name][getattr(rate, name)] for name in AXES)
         for name, array in arrays.items():
             array[at] = getattr(rate, name)
-    numbers = Held(arrays, dict.fromkeys(arrays, AXES))
+    numbers = StoredArrays(arrays, dict.fromkeys(arrays, AXES))
     about = {"chance": rates[0].chance}
     return TokenIdentifiability(axes, numbers, provenance, about, tuple(maps), tuple(trials), model)
 
@@ -194,14 +194,16 @@ class IdentityMap(Result):
     kind = "identity map"
     main = ("recovered", "margin", "winner")
 
-    recovered = held("layer token", "Whether each token is recovered.", range="true or false", words={"token": "all"})
-    margin = held(
+    recovered = stored_array(
+        "layer token", "Whether each token is recovered.", range="true or false", words={"token": "all"}
+    )
+    margin = stored_array(
         "layer token",
         "How much nearer the token's own input is than the best other; negative where another won.",
         words={"token": "min"},
     )
-    winner = held("layer token", "The position whose input won.", range="0 to tokens − 1")
-    invertible = sometimes_held(
+    winner = stored_array("layer token", "The position whose input won.", range="0 to tokens − 1")
+    invertible = optional_array(
         "layer token",
         "Whether each token is found by trying the whole vocabulary; None where that was not asked for.",
         range="true or false",
@@ -216,7 +218,7 @@ class IdentityMap(Result):
         """The token that won, for each layer and token."""
         return tuple(tuple(self.tokens[place] for place in row) for row in self.read("winner").tolist())
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say how many of the tokens are still themselves, layer by layer."""
         axis = self.axis("layer")
         shares = self.recovered.double().reshape(len(axis), -1).mean(1).tolist()
@@ -254,26 +256,26 @@ class TokenInversion(Result):
     kind = "token inversion"
     main = ("recovered", "margin", "winner", "runner_up", "winner_distance", "runner_up_distance", "own_distance")
 
-    recovered = sometimes_held(
+    recovered = optional_array(
         "layer position",
         "Whether the true token is nearest; None where it is not known.",
         range="true or false",
         words={"position": "all"},
     )
-    margin = held(
+    margin = stored_array(
         "layer position",
         "How much nearer the true token is than the best other, relative to the vector's norm.",
         words={"position": "min"},
     )
-    winner = held("layer position", "The id of the nearest token.", range="0 or more")
-    runner_up = held("layer position", "The id of the second nearest token.", range="0 or more")
-    winner_distance = held(
+    winner = stored_array("layer position", "The id of the nearest token.", range="0 or more")
+    runner_up = stored_array("layer position", "The id of the second nearest token.", range="0 or more")
+    winner_distance = stored_array(
         "layer position", "How far the nearest token is, relative to the vector's norm.", range="0 or more"
     )
-    runner_up_distance = held(
+    runner_up_distance = stored_array(
         "layer position", "How far the second nearest token is, relative to the vector's norm.", range="0 or more"
     )
-    own_distance = sometimes_held(
+    own_distance = optional_array(
         "layer position",
         "How far the true token is, relative to the vector's norm; None where it is not known.",
         range="0 or more",
@@ -300,13 +302,13 @@ class TokenInversion(Result):
         """Return a tidy table with a row for each layer and position; token ids come with their tokens."""
         frame: Any = super().to_frame(*names)
         tokens = {name: frame[name].map(self._word) for name in ("winner", "runner_up") if name in frame}
-        words = {name: column.map(shown) for name, column in tokens.items()}
+        words = {name: column.map(readable_token) for name, column in tokens.items()}
         if len(words) == 2:  # '▁Once' beside 'Once': keep the mark that tells them apart
             alike = words["winner"] == words["runner_up"]
             words = {name: column.where(~alike, tokens[name]) for name, column in words.items()}
         return frame.assign(**{f"{name}_token": column for name, column in words.items()})
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Say how many tokens are recovered in each layer, and which was the closest call."""
         prefix = "with the true prefix given" if self.prefix == "given" else "each winner appended"
         how = f"{self.distance} distance, {prefix}"
@@ -318,7 +320,7 @@ class TokenInversion(Result):
             shares = _percentages(self.read("recovered").double().mean(1).tolist())
             words = f"Tokens recovered after {layers_in_words(layers)}, {among}: {shares} ({how})."
         else:
-            text = "".join(map(shown, self.winners[0])).strip()
+            text = "".join(map(readable_token, self.winners[0])).strip()
             words = f"Recovered from layer {layers[0]}, {among}: {text!r:.200} ({how})."
         margins = self.read("margin").double()
         row, column = divmod(int(margins.argmin()), margins.shape[1])

@@ -16,7 +16,7 @@ from identikit.models.load.load import Recipe
 from identikit.models.reading import Reading
 from identikit.results.files import plain
 from identikit.results.result import Result
-from identikit.texts.text import SOURCE, Translation, shown
+from identikit.texts.text import SOURCE, Translation, readable_token
 from identikit.tokens.result import IdentityMap
 from identikit.version import __version__
 from identikit.web.file import FORMAT
@@ -26,7 +26,7 @@ _LOOKING = ', target=..., attention="cross"'  # of results that hold only number
 
 def header(result: Result) -> dict[str, Any]:
     """Return what every file says of its result."""
-    tokens = [shown(token) for token in result.tokens]
+    tokens = [readable_token(token) for token in result.tokens]
     return {
         "format": FORMAT,
         "version": __version__,
@@ -48,7 +48,7 @@ def _keys(result: Result) -> dict[str, Any]:
     if SOURCE not in result.about:
         return {}
     text = result.about[SOURCE]
-    tokens = [shown(token) for token in text["tokens"]]
+    tokens = [readable_token(token) for token in text["tokens"]]
     special = text.get("special") or [False] * len(tokens)
     keys = {"tokens": tokens, "special": special, "words": text.get("words") or []}
     alone = "A page of attention to a source shows it alone."

@@ -113,13 +113,13 @@ def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> l
     for place, number in enumerate(result.layers):
         progress("page, layers", place, len(result.layers))
         layer = result.sel(layer=[number])
-        (own,) = layer.axis("layer").places
+        (own,) = layer.axis("layer").source_indices
         part = None if captured is None else captured.layers[own]
         if part is None or part.call.bias is not None or part.call.given is not None:
             arrays = {name: layer.read(name)[0].float() for name in ("raw", "effective")}
             fact: dict[str, object] = {"form": "dense"}
         else:
-            arrays, factored = factors(part, layer.axis("head").places)
+            arrays, factored = factors(part, layer.axis("head").source_indices)
             fact = {"form": "factors", **factored}
         if captured is not None and max(shape) <= SHORT:
             arrays["simplex"] = layer.simplex.reshape(-1, *shape).float()

@@ -143,8 +143,8 @@ def _named_rows(result: Explanation) -> list[Place]:
 
 def _own_places(attention: EffectiveAttention, places: Sequence[Place]) -> list[Place]:
     """Return places among selected layers and heads as places in what was captured."""
-    layers = attention.axis("layer").places
-    heads = attention.axis("head").places
+    layers = attention.axis("layer").source_indices
+    heads = attention.axis("head").source_indices
     return [(layers[layer], heads[head], query) for layer, head, query in places]
 
 
@@ -215,13 +215,19 @@ def packed_rows(attention: EffectiveAttention, rows: Sequence[Place], *, epsilon
     layers, heads, queries = (attention.axis(name) for name in ("layer", "head", "query"))
     places = sorted(
         {
-            (layers.sel(layer).places[0], heads.sel(head).places[0], queries.sel(query).places[0])
+            (
+                layers.sel(layer).source_indices[0],
+                heads.sel(head).source_indices[0],
+                queries.sel(query).source_indices[0],
+            )
             for layer, head, query in rows
         }
     )
     n = len(attention.tokens)
     _, bounds = bounds_of(attention.captured(), places, edges_wanted(n), bounding=EXACTLY)
-    inside = [(layers.places.index(layer), heads.places.index(head), query) for layer, head, query in places]
+    inside = [
+        (layers.source_indices.index(layer), heads.source_indices.index(head), query) for layer, head, query in places
+    ]
     file = File(about={"format": FORMAT, "kind": "rows"})
     _rows(file, inside, bounds.lower.cpu(), bounds.upper.cpu(), strongest_certain(bounds.order))
     everyone = list(range(len(inside)))
