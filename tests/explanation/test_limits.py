@@ -12,10 +12,10 @@ import identikit as ik
 from identikit.attention import intervals as bounding
 from identikit.attention.layer import Layer
 from identikit.errors import Unavailable
-from identikit.explanation import attention_facts
+from identikit.explanation import attention_facts, time_limit
 from identikit.explanation import explain as explaining
-from identikit.explanation.attention_facts import Limit
-from identikit.explanation.explain import explain, spread
+from identikit.explanation.explain import explain, spread_order
+from identikit.explanation.time_limit import TimeLimit
 from identikit.explanation.words import verdict
 from tests.explanation.test_result import MAPS
 from tests.models import tiny
@@ -25,7 +25,7 @@ LONG = " ".join(f"w{i}" for i in range(5, 19))
 
 @pytest.mark.parametrize("count", [1, 2, 30])
 def test_places_are_spread_from_the_last_on(count: int):
-    order = spread(count)
+    order = spread_order(count)
     assert sorted(order) == list(range(count)) and order[0] == count - 1
     for taken in range(2, count):
         ends = sorted(order[:taken])
@@ -48,7 +48,7 @@ def test_a_long_text_is_read_in_some_layers_and_says_which(monkeypatch: pytest.M
 
 
 def test_what_there_is_no_time_for_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
-    monkeypatch.setattr(Limit, "allows", lambda self, seconds: False)
+    monkeypatch.setattr(TimeLimit, "allows", lambda self, seconds: False)
     found = explain(tiny.loaded("bert"), LONG, maps=MAPS, probes=2, seconds=5)
     told = found.to_dict()
     assert told["output_change"] is None and told["reachable_dim"] == [None] * 3
@@ -60,12 +60,12 @@ def test_what_there_is_no_time_for_is_left_out_and_said(monkeypatch: pytest.Monk
 
 
 def test_the_limit_and_what_comes_last_are_within_one_and_a_half(monkeypatch: pytest.MonkeyPatch):
-    limit = Limit(20.0, 100.0)
+    limit = TimeLimit(20.0, 100.0)
     for now, left in ((100.0, 20.0), (108.0, 12.0), (115.0, 10.0), (120.0, 10.0), (125.0, 5.0), (140.0, 0.0)):
         monkeypatch.setattr(time, "monotonic", lambda: now)  # noqa: B023 - called before the next
         assert limit.left() == pytest.approx(left)
-    assert limit.passed(1.5) and not limit.passed(2.5) and not Limit(None, 0.0).passed(0.1)
-    assert Limit(None, 0.0).allows(1e9) and not limit.allows(2.0)
+    assert limit.passed(1.5) and not limit.passed(2.5) and not TimeLimit(None, 0.0).passed(0.1)
+    assert TimeLimit(None, 0.0).allows(1e9) and not limit.allows(2.0)
 
 
 def test_rows_come_before_attribution_which_keeps_its_time_free(monkeypatch: pytest.MonkeyPatch):
@@ -74,16 +74,16 @@ def test_rows_come_before_attribution_which_keeps_its_time_free(monkeypatch: pyt
     told: list[str] = []
     explain(model, LONG, maps=MAPS, seconds=20, progress=lambda what, done, total: told.append(what))
     assert told.index("attention intervals, rows") < told.index("attribution, tokens")
-    limits: list[Limit] = []
+    limits: list[TimeLimit] = []
     facts = attention_facts.attention_facts
 
-    def noted(attention: Any, limit: Limit, progress: Any) -> Any:
+    def noted(attention: Any, limit: TimeLimit, progress: Any) -> Any:
         limits.append(limit)
         return facts(attention, limit, progress)
 
     monkeypatch.setattr(explaining, "attention_facts", noted)
-    monkeypatch.setattr(explaining, "is_affordable", lambda *given: False)
-    monkeypatch.setattr(explaining, "expected_seconds", lambda *given: 300.0)
+    monkeypatch.setattr(time_limit, "is_affordable", lambda *given: False)
+    monkeypatch.setattr(time_limit, "expected_seconds", lambda *given: 300.0)
     assert not isinstance(explain(model, LONG, maps=MAPS, seconds=1000).attribution, Unavailable)
     assert 600 < limits[0].left() < 700
     assert isinstance(explain(model, LONG, maps=MAPS, seconds=200).attribution, Unavailable)
@@ -92,7 +92,7 @@ def test_rows_come_before_attribution_which_keeps_its_time_free(monkeypatch: pyt
 
 def test_attribution_that_takes_longer_than_expected_is_given_up_and_said(monkeypatch: pytest.MonkeyPatch):
     model = tiny.loaded("bert")
-    monkeypatch.setattr(Limit, "passed", lambda self, share: share == 2.0)
+    monkeypatch.setattr(TimeLimit, "passed", lambda self, share: share == 2.0)
     found = explain(model, LONG, maps=MAPS, seconds=5)
     assert isinstance(found.attribution, Unavailable)
     assert "twice the time limit has passed" in " ".join(str(found).split())
@@ -101,9 +101,11 @@ def test_attribution_that_takes_longer_than_expected_is_given_up_and_said(monkey
 
 
 def test_what_is_done_once_does_not_count():
-    limit = Limit(1.0, time.monotonic())
-    answer, later = limit.without(lambda: time.sleep(0.05) or 7)
-    assert answer == 7 and 0.05 <= later.started - limit.started < 0.5
+    limit = TimeLimit(1.0)
+    started = limit.started
+    with limit.paused():
+        time.sleep(0.05)
+    assert 0.05 <= limit.started - started < 0.5
 
 
 def test_maps_are_gone_through_once_for_means_correlations_and_print(monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from identikit.errors import Unavailable, for_command_line, for_page
-from identikit.explanation import explain as explaining
+from identikit.explanation import time_limit
 from identikit.explanation.explain import explain
 from identikit.explanation.result import Explanation, Sources, TokenSource
 from identikit.explanation.words import LONGEST_LISTED, LONGEST_TEXT, _opening_and_end, sources_table, verdict
@@ -172,8 +172,8 @@ def test_attribution_that_does_not_fit_in_the_time_offers_what_does(monkeypatch:
     def slow(model, lengths, request):
         return 1.0 if request.targets else 4000.0
 
-    monkeypatch.setattr(explaining, "is_affordable", lambda model, n, request: False)
-    monkeypatch.setattr(explaining, "expected_seconds", slow)
+    monkeypatch.setattr(time_limit, "is_affordable", lambda model, n, request: False)
+    monkeypatch.setattr(time_limit, "expected_seconds", slow)
     found = explain(tiny.loaded("bert"), "w5 w6 w7", maps=MAPS, seconds=20)
     assert isinstance(found.attribution, Unavailable)
     assert "`token_attribution(model, text, targets=[4], probes=16)` takes about" in found.attribution.reason

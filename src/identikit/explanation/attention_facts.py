@@ -3,10 +3,9 @@
 Rows are drawn, bounded and averaged by `attention/sample.py`.
 """
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -19,6 +18,7 @@ from identikit.attention.result import EffectiveAttention
 from identikit.attention.sample import sample_rows
 from identikit.attention.yardstick import shuffled_rows
 from identikit.explanation.result import Explanation
+from identikit.explanation.time_limit import TimeLimit
 from identikit.maths.linalg import Resolution, column_scales, matrix_rank, rounding_unit
 from identikit.maths.polytope.exact import compile_solver
 from identikit.progress import Progress
@@ -34,43 +34,8 @@ _TRIED = 4  # tokens whose rows are timed to estimate how long the reachable dim
 _EVEN = 2.0  # a sink also gets this many times what equal weights would give it, which in a short text is a lot
 
 
-Answer = TypeVar("Answer")
-
-
-class Limit(NamedTuple):
-    """How long a call may take, and when it started, on the monotonic clock; None: as long as it takes."""
-
-    seconds: float | None
-    started: float
-
-    def passed(self, share: float) -> bool:
-        """Whether this share of the time has passed."""
-        return self.seconds is not None and time.monotonic() - self.started > share * self.seconds
-
-    def allows(self, seconds: float) -> bool:
-        """Whether there is time for work that holds up the rest: a quarter of what is left, or a second."""
-        return seconds <= max(1.0, self.left() / 4)
-
-    def keeping(self, seconds: float) -> "Limit":
-        """Return the limit that keeps `seconds` free for later work."""
-        return self._replace(started=self.started - seconds)
-
-    def without(self, work: Callable[[], Answer]) -> tuple[Answer, "Limit"]:
-        """Do something that does not count, and return what it gave with the limit that holds from then on."""
-        begun = time.monotonic()
-        answer = work()
-        return answer, self._replace(started=self.started + time.monotonic() - begun)
-
-    def left(self) -> float:
-        """Return the seconds that are left; what comes last may take half of all beyond them, so it is not left out."""
-        if self.seconds is None:
-            return math.inf
-        left = self.started + self.seconds - time.monotonic()
-        return max(left, min(0.5 * self.seconds, left + 0.5 * self.seconds), 0.0)
-
-
 def attention_facts(
-    attention: EffectiveAttention, limit: Limit, progress: Progress
+    attention: EffectiveAttention, limit: TimeLimit, progress: Progress
 ) -> tuple[dict[str, Tensor], dict[str, object], RowSample]:
     """Return the arrays by layer and the other facts on attention, and the bounded rows that all of them rest on."""
     special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
@@ -101,7 +66,8 @@ def attention_facts(
         "shared_outputs": _numbers(attention, (attention.joint_null_dim > attention.null_dim.sum(1)).any(1)),
         "group": "special tokens" if special else "first token",
     }
-    _, limit = limit.without(lambda: compile_solver(layers[0].heads.device))
+    with limit.paused():
+        compile_solver(layers[0].heads.device)
     seconds = None if limit.seconds is None else limit.left()  # what all else has left of it
     sample = sample_rows(attention, [groups[group] for group in bounded], seconds=seconds, seed=SEED, progress=progress)
     ends = {group: group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)}
@@ -142,7 +108,7 @@ def certain_means(attention: EffectiveAttention, sample: RowSample) -> dict[str,
     return {"certain_mass": mass, "strongest_certain": share_of_rows(sample, sample.bounded.strongest)}
 
 
-def _reachable(attention: EffectiveAttention, limit: Limit) -> Float[Tensor, "layer"]:
+def _reachable(attention: EffectiveAttention, limit: TimeLimit) -> Float[Tensor, "layer"]:
     """Return the mean reachable dimension of each layer; NaN where there is no time for it, tried on a few rows."""
     layers = attention.captured().layers
     _ = layers[0].polytope_dim  # solved once, for all rows

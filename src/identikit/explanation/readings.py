@@ -14,8 +14,8 @@ from identikit.attention.result import EffectiveAttention
 from identikit.attention.scores import ROLES, scored, scores_result
 from identikit.checks import known_names
 from identikit.errors import InputError, Unavailable
-from identikit.explanation.attention_facts import Limit
 from identikit.explanation.result import Explanation
+from identikit.explanation.time_limit import TimeLimit
 from identikit.models.reading import Reading
 from identikit.models.target import checked_target
 from identikit.progress import Progress
@@ -60,7 +60,7 @@ def check_target(reading: Reading, names: Sequence[str], target: object) -> None
 
 
 def read_measures(
-    attention: EffectiveAttention, names: Sequence[str], target: object, limit: Limit, progress: Progress
+    attention: EffectiveAttention, names: Sequence[str], target: object, limit: TimeLimit, progress: Progress
 ) -> tuple[dict[str, AnyReading], dict[str, dict[str, object]]]:
     """Take the named readings of captured attention within the limit; return them, and the facts about each."""
     until = math.inf if limit.seconds is None else limit.started + _BEYOND * limit.seconds
