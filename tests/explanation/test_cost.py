@@ -80,6 +80,25 @@ def test_what_cannot_be_planned_is_refused_in_a_line(wrong: dict[str, object]):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("read", [planned, ik.load])
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"num_hidden_layers": 10**7}, "10000000 layers"),
+        ({"hidden_size": 0}, "shape|size"),
+        ({"hidden_size": 10**6}, "shape|size"),
+        ({"vocab_size": 7}, "shape|size"),
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_are_refused_at_once(read, wrong: dict[str, int], why: str, tmp_path: Path):
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1)).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
+    with pytest.raises(ik.ModelError, match=why):
+        read(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize(("which", "tokens"), [("packaged", 32), ("made up", 24)])

@@ -6,7 +6,7 @@ whole, and holds what its name promises, and each of the others is refused, by t
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
@@ -225,6 +225,20 @@ def stored_weights(files: Iterable[Path], source: str) -> dict[str, StoredWeight
                 "the adapter by itself (peft's save_pretrained), or merge it first: model.merge_and_unload()."
             )
     return weights
+
+
+def check_depth(config: PreTrainedConfig, stored: Collection[str], source: str) -> None:
+    """Refuse a configuration with far more layers than weights, before so many modules are built: that may never end.
+
+    Albert and others give one weight to many layers, so there may be fewer weights than layers.
+    """
+    for name in ("num_hidden_layers", "decoder_layers", "num_decoder_layers"):
+        layers = getattr(config.get_text_config(), name, 0)
+        if isinstance(layers, int) and layers > 100 + len(stored):
+            raise ModelError(
+                f"Loading {source}: config.json says {layers} layers, and the checkpoint has only {len(stored)} "
+                "weights. Repair config.json."
+            )
 
 
 # What was read

@@ -1,6 +1,7 @@
 """How large a checkpoint is before it is loaded: from its config.json and the headers of its weights alone."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,7 +14,14 @@ from transformers import AutoModel
 
 from identikit.errors import ModelError
 from identikit.models import families
-from identikit.models.load.checkpoint import Checkpoint, StoredWeight, read_config, stored_weights, weight_files
+from identikit.models.load.checkpoint import (
+    Checkpoint,
+    StoredWeight,
+    check_depth,
+    read_config,
+    stored_weights,
+    weight_files,
+)
 from identikit.models.load.load import class_for, in_one_line, quiet, source_of
 from identikit.models.table import Family
 
@@ -72,9 +80,11 @@ def sizes_of(model: object, *, dtype: torch.dtype, device: torch.device, revisio
     with quiet(), in_one_line(source):
         config = read_config(checkpoint)
         stored = _headers(checkpoint, config)
+        check_depth(config, stored, source)
         made = class_for(config)
         with torch.device("meta"):
             whole = made.from_config(config) if made is AutoModel else made(config)
+        _check_sizes(whole, stored, source)
         family = families.family_of(whole)
         stack = families.stack_of(family, whole)
         blocks = tuple(families.find_all(stack.base_model, family.blocks))
@@ -100,6 +110,16 @@ def sizes_of(model: object, *, dtype: torch.dtype, device: torch.device, revisio
         parameters=sum(parameter.numel() for parameter in whole.parameters()),
         limit=family.limit(whole.config),
     )
+
+
+def _check_sizes(model: nn.Module, stored: Mapping[str, StoredWeight], source: str) -> None:
+    """Refuse a configuration that makes weights of other sizes than those that are stored."""
+    for name, weight in model.named_parameters():
+        if name in stored and stored[name].dtype.startswith(("F", "BF")) and prod(stored[name].shape) != weight.numel():
+            raise ModelError(
+                f"Loading {source}: by config.json {name!r} has the shape {tuple(weight.shape)}, and the checkpoint's "
+                f"has {stored[name].shape}. Repair config.json."
+            )
 
 
 def _headers(checkpoint: Checkpoint, config: Any) -> dict[str, StoredWeight]:
