@@ -278,20 +278,19 @@ def alti(measured: MeasuredLayer, weights: Numbers) -> Numbers:
         vectors = turn.turned(vectors)
         residual = turn.turned(residual)
         scale = turn.scale
+    middle = (weights.lower + weights.upper) / 2
+    reach = ((weights.upper - weights.lower) / 2).permute(2, 1, 0)  # key, query, head
+    maps = torch.stack([weights.raw, weights.effective, middle]).permute(3, 0, 2, 1)
+    sizes = vectors.abs()
     rows = []
     for query, whole in enumerate(stream.sum):
-        own = torch.zeros_like(residual)
-        own[query] = residual[query]
-        size = whole.abs().sum()
-        middle = (weights.lower + weights.upper)[:, query] / 2
-        reach = (weights.upper - weights.lower)[:, query] / 2
-        apart = [
-            whole - (torch.einsum("hj,jhd->jd", part, vectors) + own) / scale[query]
-            for part in (weights.raw[:, query], weights.effective[:, query], middle)
-        ]
-        room = torch.einsum("hj,jhd->jd", reach, vectors.abs()) / scale[query]
-        far = [part.abs().sum(-1) for part in apart[:2]]
-        far += [(apart[2].abs() + room).sum(-1), (apart[2].abs() - room).clamp(min=0).sum(-1)]
-        rows.append(torch.stack([(size - part).clamp(min=0) for part in far]))
+        added = maps[:, :, query] @ vectors  # key, map, d
+        added[query] += residual[query]
+        apart = (whole - added / scale[query]).abs()
+        room = (reach[:, query, None] @ sizes)[:, 0] / scale[query]
+        raw, effective = apart[:, :2].sum(-1).unbind(1)
+        far = (apart[:, 2] + room).sum(-1)
+        near = (apart[:, 2] - room).clamp(min=0).sum(-1)
+        rows.append((whole.abs().sum() - torch.stack([raw, effective, far, near])).clamp(min=0))
     raw, effective, lower, upper = torch.stack(rows, dim=1)
     return Numbers(raw, effective, lower, upper, weights.gap.sum(0))

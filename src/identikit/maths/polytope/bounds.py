@@ -19,6 +19,8 @@ from identikit.maths.measures import certain_order
 from identikit.maths.polytope.rows import Rows
 from identikit.shapes import Bool, Float, Int, Tensor
 
+_IN_CACHE = 2**20  # bytes that a core reads again without going to memory
+
 
 def fitting(rows: Rows, numbers: int) -> int:
     """Return how many rows are worked on at a time, each with so many numbers; a GPU needs many to be busy."""
@@ -122,7 +124,8 @@ def _reach(
     if len(c) == 1:
         visible, row = visible.unique(dim=0, return_inverse=True)
     ends = c.new_empty(2, len(visible), c.shape[1])
-    step = max(1, BYTES // (8 * max(1, c.shape[1] * c.shape[2])))
+    size = BYTES if c.is_cuda else _IN_CACHE
+    step = max(1, size // (8 * max(1, c.shape[1] * c.shape[2])))
     for some in torch.arange(len(visible), device=row.device).split(step):
         each = c if len(c) == 1 else c[some]
         hidden = ~visible[some, None]

@@ -57,7 +57,11 @@ def greatest(
     The gap is at most how far the bound is from what some attention of the row's set attains. Rows that are not
     reached `until` then, on the monotonic clock, keep the greatest that any attention could have, and a gap of NaN.
     """
-    wanted, size = Wanted(objectives=objectives.to(rows.attention), until=until).scaled()
+    wanted = Wanted(objectives=objectives.to(rows.attention), until=until)
+    if time.monotonic() >= until:
+        known = unbounded(rows, wanted)
+        return known.upper, known.gap
+    wanted, size = wanted.scaled()
     assert size is not None
     c = wanted.all_objectives(rows)
     own = (rows.attention[:, None] @ c.mT)[:, 0]
