@@ -6,9 +6,12 @@ import re
 import shutil
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from identikit.results.table import DataColumn
+from identikit.web.run_page import Cell, Chart
 from tests.cli.made import run
 from tests.runs.made import save_model
 
@@ -52,6 +55,38 @@ def test_what_is_the_same_everywhere_is_one_number_and_pictures_of_one_column_ha
     assert re.search(r'class="scale">[\d.]+ in every head', flat) and "<i></i>" not in flat
     assert "<i></i>" in pictures["entropy by layer and head"]
     assert {f"raw, group {name} by layer and head" for name in ("special", "first")} <= pictures.keys()
+
+
+def test_pictures_stand_under_headings_and_all_but_the_most_telling_are_folded(folder: Path):
+    page = (folder / "report.html").read_text()
+    body = page[page.index("<body>") : page.index("Texts that stand out")]
+    sections = re.split(r"<h2>(.*?)</h2>", body)
+    headings = sections[1::2]
+    assert sorted(headings) == ["Correlation", "Groups", "Heads", "Intervals", "Null dimension"]
+    for heading, section in zip(headings, sections[2::2], strict=True):
+        opened, _, folded = section.partition("<details>")
+        assert 1 <= opened.count("<figure>") <= 3
+        listed = re.findall(r"<summary>(\d+) more: (.*?)</summary>", folded)
+        assert [int(count) for count, _ in listed] == ([folded.count("<figure>")] if folded else [])
+        if heading == "Heads":
+            assert "null_dim by layer and head" in folded and "null_dim" in listed[0][1]  # one number in every head
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells", "spread"),
+    [
+        ("heads", [(0, 2.0, 0.0), (1, 4.0, 0.0)], 1 / 4),
+        ("heads", [(0, 2.0, 0.6), (1, 4.0, 0.6)], 0.8 / 4),
+        ("heads", [(0, 2.0, 3.0), (1, 4.0, 3.0)], 0.0),
+        ("layers", [(0, 0.1, None), (1, 0.3, None)], 0.1),
+        ("lengths", [(10, 0.0, None), (20, 1.0, None), (10, 1.0, None), (20, 2.0, None)], 0.5 / 2),
+        ("lengths", [(10, 0.0, None), (10, 1.0, None)], 0.0),
+    ],
+)
+def test_the_spread_of_a_picture_is_that_beyond_chance(kind: str, cells: list[Any], spread: float):
+    drawn = tuple(Cell(float(x), 0.0, value, error) for x, value, error in cells)
+    chart = Chart(kind, "table", "column", DataColumn("double", "", ""), "", drawn, 0.0, 1.0)
+    assert chart.spread == pytest.approx(spread)
 
 
 def test_the_texts_at_both_ends_are_named(folder: Path):
