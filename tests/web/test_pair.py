@@ -76,6 +76,22 @@ def test_heads_and_tokens_are_chosen_for_both(page: Any, file: Path):
         assert page.locator(f"#panel-{view}-2").count() == page.locator(f"#panel-{view}").count() == 1
 
 
+def test_the_page_opens_with_the_head_and_the_row_that_differ_most(page: Any, file: Path, texts: list[Any]):
+    both(page, file)
+    moved = (texts[0].raw - texts[1].raw).abs()
+    moved[..., CHANGED_AT] = 0
+    moved[:, :, CHANGED_AT] = 0
+    rows = moved.sum(-1)
+    layer, head = divmod(int(rows.mean(-1).argmax()), rows.shape[1])
+    assert (layer, head) != (0, 0)
+    for side in states(page):
+        assert (side["layer"], side["head"], side["query"]) == (layer, head, int(rows[layer, head].argmax()))
+    states(page, {"layer": 0, "head": 0, "query": 0})
+    address = page.evaluate("location.hash").removeprefix("#")
+    both(page, file, address)
+    assert [(side["layer"], side["head"], side["query"]) for side in states(page)] == [(0, 0, 0)] * 2
+
+
 def test_the_difference_is_that_of_the_maps_where_tokens_agree(page: Any, file: Path, texts: list[Any]):
     both(page, file, "layer=1&head=2&query=3")
     one, other = (text.sel(layer=1, head=2) for text in texts)

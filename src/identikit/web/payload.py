@@ -35,8 +35,8 @@ SOURCES = 32  # sources that a file holds of each hidden vector of a long text; 
 _AXES = ("sink_mass", "certain_mass")  # the readings across and up, until a reader chooses others
 
 
-def packed(result: Result, *, progress: Progress = silent) -> bytes:
-    """Return everything that the views show of a result."""
+def packed(result: Result, *, opening: Mapping[str, int] | None = None, progress: Progress = silent) -> bytes:
+    """Return everything that the views show of a result; they open with the row `opening`, or one of their own."""
     if SOURCE in result.about and not isinstance(result, EffectiveAttention | AttentionIntervals):
         raise InputError(
             f"Of a source and a target, a page shows attention and its intervals, and this is {result.a_kind}. Use "
@@ -48,6 +48,8 @@ def packed(result: Result, *, progress: Progress = silent) -> bytes:
             add(file, result, progress)
             if "attention" in file.about:
                 add_images(file, result)
+            if opening:
+                file.about["first"] = {**file.about.get("first", {}), **opening}
             return file.bytes()
     raise InputError(
         f"{result.a_kind.capitalize()} has no page of its own: use plot(), or the page of explain(model, text)."

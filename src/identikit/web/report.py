@@ -13,6 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
+import torch
+
+from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, is_collection, is_path, shortened
 from identikit.errors import InputError
 from identikit.explanation.result import COMING, Explanation
@@ -56,9 +59,11 @@ def page_of(results: Sequence[Result], *, progress: Progress = silent) -> str:
         title = " and ".join(dict.fromkeys(result.model_name for result in results))
         entry = "pair"
         names = ["-0", "-1"]  # under which the script finds what it shows
+    opening = most_different_row(*results) if len(results) > 1 else None  # the second page follows the first
     data = []
     for name, result in zip(names, results, strict=True):
-        data.append(_DATA.format(name=name, data=b64encode(packed(result, progress=progress)).decode()))
+        content = packed(result, opening=opening if result is results[0] else None, progress=progress)
+        data.append(_DATA.format(name=name, data=b64encode(content).decode()))
     coming = any(isinstance(result, Explanation) and result.attribution == COMING for result in results)
     script = f"{bundle(f'{entry}.js')}\nshow{entry.capitalize()}();\n"
     sheet = style("page.css") + style()
@@ -70,6 +75,37 @@ def page_of(results: Sequence[Result], *, progress: Progress = silent) -> str:
         data="\n".join(data),
         script=script,
     )
+
+
+def most_different_row(first: Result, second: Result) -> dict[str, int]:
+    """Return the head in which raw attention differs most, and its row that does, as indices into the first result.
+
+    Only positions with the same token in both are compared. Nothing is returned where the results have no such maps,
+    where their texts have different numbers of tokens, and where nothing differs.
+    """
+    attentions = [result.attention if isinstance(result, Explanation) else result for result in (first, second)]
+    one, other = attentions
+    if not isinstance(one, EffectiveAttention) or not isinstance(other, EffectiveAttention):
+        return {}
+    if len(one.tokens) != len(other.tokens) or len(one.keys) != len(other.keys):
+        return {}
+    same_query = torch.tensor([token == twin for token, twin in zip(one.tokens, other.tokens, strict=True)])
+    same_key = torch.tensor([token == twin for token, twin in zip(one.keys, other.keys, strict=True)])
+    heads = [head for head in one.heads if head in other.heads]
+    largest = 0.0
+    opening = {}
+    for layer in one.layers:
+        if layer not in other.layers or not heads:
+            continue
+        raw, other_raw = (attention.sel(layer=[layer], head=heads).read("raw")[0].cpu() for attention in (one, other))
+        moved = ((raw - other_raw).abs() * same_key).sum(-1) * same_query  # (head, query)
+        means = moved.mean(-1)
+        if float(means.max()) > largest:
+            largest = float(means.max())
+            head = int(means.argmax())
+            query = int(moved[head].argmax())
+            opening = {"layer": one.layers.index(layer), "head": one.heads.index(heads[head]), "query": query}
+    return opening
 
 
 def _hash(content: str) -> str:

@@ -36,7 +36,7 @@ export function mount(root, buffer, { source = { live: false }, linked = false, 
     root.classList.toggle("embedded", state.embed);
     for (const panel of views) refresh(panel, state, before);
     before = state;
-    const text = address(state);
+    const text = address(state, view.about.first);
     if (linked && location.hash.replace(/^#/, "") !== text) history.replaceState(null, "", `#${text}`);
   };
   const ask = onceAFrame(draw);
@@ -136,7 +136,7 @@ function layout(root, site, { linked, start, title }) {
     site.store.set({ theme: site.theme() === "dark" ? "light" : "dark" }),
   );
   const link = button("Copy link", "Copy a link to this view", async () => {
-    const done = await copied(location.href.split("#")[0] + `#${address(site.store.get())}`);
+    const done = await copied(location.href.split("#")[0] + `#${address(site.store.get(), about.first)}`);
     site.tell(done ? "The link was copied." : "The link could not be copied. It is in the address bar.");
   });
   const tools = element("div", { class: "tools" }, theme, ...(linked ? [link] : []));

@@ -47,11 +47,12 @@ export function createStore(address = "", first = {}) {
   };
 }
 
-/** The address of a state: only what differs from the usual. */
-export function address(state) {
-  const chosen = Object.entries(CHOICES).filter(([name, usual]) => state[name] !== usual);
+/** The address of a state: what differs from the usual, or from what this file opens with (`first`). */
+export function address(state, first = {}) {
+  const opening = { ...CHOICES, ...first };
+  const changed = Object.keys(CHOICES).filter((name) => state[name] !== CHOICES[name] || state[name] !== opening[name]);
   const plain = (value) => (typeof value === "boolean" ? Number(value) : value);
-  return chosen.map(([name]) => `${name}=${encodeURIComponent(plain(state[name]))}`).join("&");
+  return changed.map((name) => `${name}=${encodeURIComponent(plain(state[name]))}`).join("&");
 }
 
 export function parse(text) {
