@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 import identikit as ik
 from identikit.models import families
+from identikit.models.load.weights import place_of
 from tests.models import tiny
 from tests.models.made import TEXT, answers, saved
 
@@ -82,7 +83,8 @@ def spread(model: PreTrainedModel, main: str, rest: int | str) -> Any:
     What is on the CPU computes there if `main` is the CPU, and is else offloaded to it.
     """
     model = deepcopy(model)
-    blocks = families.find_all(model.base_model, families.family_of(model).blocks)
+    family = families.family_of(model)
+    blocks = families.find_all(families.stack_of(family, model).base_model, family.blocks)
     names = {id(module): name for name, module in model.named_modules()}
     parts: dict[str, Any] = {names[id(block)]: 0 if at % 2 else "cpu" for at, block in enumerate(blocks)}
     within = tuple(f"{name}." for name in parts)
@@ -95,6 +97,13 @@ def spread(model: PreTrainedModel, main: str, rest: int | str) -> Any:
             parts[name] = rest
     device = torch.device(main)
     return accelerate.dispatch_model(model, parts, main_device=device, force_hooks=True)
+
+
+def test_a_model_begins_where_its_first_weight_is_and_not_a_buffer_that_was_left_behind():
+    embeddings = nn.Module()
+    embeddings.register_buffer("positions", torch.zeros(3, device="meta"))
+    embeddings.words = nn.Embedding(3, 2)
+    assert place_of(embeddings) == torch.device("cpu")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -129,7 +129,7 @@ def test_a_step_on_a_gpu_is_the_same(shape):
     adam(*there, coefficients.cuda(), kept=1 - train._BETAS[1])
     assert torch.equal(there[0][0].cpu(), tensors[0][0])
     for stepped, expected in zip(there, here, strict=True):
-        torch.testing.assert_close(stepped.cpu().double(), expected, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(stepped.cpu().double(), expected, rtol=1e-6, atol=5e-7)  # some nearly cancel
 
 
 def test_training_is_repeatable_and_depends_on_the_seed():

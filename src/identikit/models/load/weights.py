@@ -185,10 +185,11 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 def place_of(module: nn.Module) -> torch.device:
     """Return the device that a module begins to compute on, also while its weights are offloaded."""
     for each in module.modules():
-        for weight in (*each.parameters(recurse=False), *each.buffers(recurse=False)):
+        for weight in each.parameters(recurse=False):
             hooks = offloading(each) if weight.is_meta else []
             return torch.device(hooks[0].execution_device) if hooks else weight.device
-    return torch.device("cpu")
+    buffer = next(module.buffers(), None)  # only without weights: accelerate may leave a buffer behind
+    return torch.device("cpu") if buffer is None else buffer.device
 
 
 @contextmanager
