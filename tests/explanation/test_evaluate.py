@@ -199,8 +199,8 @@ def test_replacements_are_named_and_special_tokens_stay():
     drawn = Replacement.of(model, "draw", encoded, 0)
     assert sorted(drawn.ids) == sorted(token for text in encoded for token in text.ids[1:-1])
     ids = torch.tensor(encoded[1].ids)
-    instead = drawn.drawn(ids, 0)
-    assert not (instead == ids).any() and torch.equal(instead, drawn.drawn(ids, 0))
+    substitutes = drawn.draw(ids, 0)
+    assert not (substitutes == ids).any() and torch.equal(substitutes, drawn.draw(ids, 0))
     assert ik.evaluate(model, TEXTS[0], "leave one out", tests="leave one out", replacement="pad").replacement == "pad"
     for wrong, words in (("mask", "has no mask"), ("zebra", "not known")):
         with pytest.raises(ik.InputError, match=words):

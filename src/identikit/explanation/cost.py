@@ -1,4 +1,4 @@
-"""What reading a text with a model takes, said before the model is loaded: memory, and what is known of time."""
+"""The memory, and as far as it is known the time, that reading a text takes: estimated before a model is loaded."""
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -51,24 +51,24 @@ class Planned:
 
     def peak(self, analysis: str) -> int:
         """Return the most bytes held at once in an analysis; on a CPU, of the whole process."""
-        return self.process + self.weights + next(each.bytes for each in self.analyses if each.name == analysis)
+        return self.process + self.weights + next(cost.bytes for cost in self.analyses if cost.name == analysis)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, with the peak of each analysis."""
-        return asdict(self) | {"peak": {each.name: self.peak(each.name) for each in self.analyses}}
+        """Return plain values, with the peak of each analysis."""
+        return asdict(self) | {"peak": {cost.name: self.peak(cost.name) for cost in self.analyses}}
 
     def words(self) -> str:
-        """Return it as lines of text."""
+        """Return the plan as lines of text."""
         formats = ", ".join(f"{_size(size)} of {name}" for name, size in self.stored.items())
         lines = [
             f"{self.model}: {self.parameters / 1e6:,.1f} million parameters; on disk {formats}.",
             f"In {self.dtype} on {self.device} its weights take {_size(self.weights)}.",
             f"A text of {self.tokens} tokens, at its peak and with everything that is in memory then:",
         ]
-        for each in self.analyses:
-            time = "" if each.seconds is None else f", about {duration(each.seconds)}"
-            lines.append(f"  {each.name:<18} {_size(self.peak(each.name)):>10}{time}")
-        largest = max(self.peak(each.name) for each in self.analyses)
+        for cost in self.analyses:
+            time = "" if cost.seconds is None else f", about {duration(cost.seconds)}"
+            lines.append(f"  {cost.name:<18} {_size(self.peak(cost.name)):>10}{time}")
+        largest = max(self.peak(cost.name) for cost in self.analyses)
         for device, size in self.free.items():
             verdict = "weights fit" if self.weights <= size else "too small"
             if largest <= size:
@@ -83,7 +83,7 @@ def planned(
     model: object = None, tokens: int = 128, *, device: str | None = None, dtype: str = "float32",
     revision: str | None = None,
 ) -> Planned:  # fmt: skip
-    """Estimate from config.json and the headers of the weights; nothing is loaded, and on a CPU all is counted."""
+    """Estimate costs from config.json and the headers of the weights; on a CPU, those of the whole process."""
     tokens = whole_number("tokens", tokens, least=1)
     number = DTYPES.get(str(dtype))
     if not isinstance(number, torch.dtype):
@@ -107,7 +107,7 @@ def planned(
         weights=sizes.weights,
         process=process,
         analyses=tuple(_analyses(sizes, tokens)),
-        free={str(each): free_bytes(each) for each in devices},
+        free={str(device): free_bytes(device) for device in devices},
     )
 
 
@@ -127,7 +127,7 @@ def _analyses(sizes: Sizes, n: int) -> list[AnalysisCost]:
 
 
 def _resident() -> int:
-    """Return the most that this process has held, which is what any that computes with identikit begins with."""
+    """Return the peak memory of this process, which any process that computes with identikit starts from."""
     with suppress(OSError, StopIteration):  # Linux; its getrusage may count the process that started this one
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])

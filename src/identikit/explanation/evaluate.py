@@ -1,5 +1,6 @@
 """Put explanations to the test: which measure's largest sources really move the model?"""
 
+import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from identikit.progress import Watched, reporting
 from identikit.shapes import Tensor
 from identikit.texts.text import Encoded, ReadText, is_several
 
-_LONG = 60.0  # seconds from which on the time is said beforehand
+_LONG = 60.0  # seconds: a longer evaluation is warned of
 
 
 @reporting
@@ -68,12 +69,12 @@ def evaluate(
     """
     model = checked_model(model)
     progress = function("progress", progress)
-    named = named_measures(measures, NAMES, BASELINES)
-    chosen = known_names("tests", tests, TESTS)
+    measures_by_name = named_measures(measures, NAMES, BASELINES)
+    test_names = known_names("tests", tests, TESTS)
     limit = None if seconds is None else real_number("seconds", seconds, above=0.0, most=float("inf"))
     options = EvaluationOptions(
-        measures=tuple(named),
-        tests=chosen if truth is None else (*chosen, "truth"),
+        measures=tuple(measures_by_name),
+        tests=test_names if truth is None else (*test_names, "truth"),
         target=target,
         replacement=replacement,
         beam=beam,
@@ -86,42 +87,42 @@ def evaluate(
     encoded = model.encode(several, truncate=truncate, max_tokens=max_tokens)
     if not encoded:
         raise InputError("evaluate was given no texts. Pass at least one.")
-    rights = None if truth is None else checked_truth(truth, encoded)
-    instead = Replacement.of(model, replacement, encoded, options.seed)
+    right_sources = None if truth is None else checked_truth(truth, encoded)
+    substitute = Replacement.of(model, replacement, encoded, options.seed)
     if limit is None:
-        say_beforehand(model, [len(text) for text in encoded], options)
-    until = None if limit is None else time.monotonic() + limit
+        warn_if_long(model, [len(text) for text in encoded], options)
+    until = math.inf if limit is None else time.monotonic() + limit
     numbers: list[Mapping[str, Tensor]] = []
-    for place in range(len(encoded)):
-        if numbers and until is not None and time.monotonic() > until:
+    for index, text in enumerate(several):
+        if numbers and time.monotonic() > until:
             break
-        right = None if rights is None else rights[place]
-        numbers.append(tested(model, several[place], named, options, instead, right))
-        progress("evaluation, texts", place + 1, len(encoded))
-    read: list[ReadText] = [text.text for text in encoded[: len(numbers)]]
-    late = len(encoded) - len(numbers)
-    return gathered(model, read, stacked(numbers), options, replacement=instead.name, left_out=late)
+        text_truth = None if right_sources is None else right_sources[index]
+        numbers.append(text_numbers(model, text, measures_by_name, options, substitute, text_truth))
+        progress("evaluation, texts", index + 1, len(encoded))
+    tested_texts: list[ReadText] = [text.text for text in encoded[: len(numbers)]]
+    left_out = len(encoded) - len(numbers)
+    return gathered(model, tested_texts, stacked(numbers), options, replacement=substitute.name, left_out=left_out)
 
 
-def tested(
+def text_numbers(
     model: Model,
     text: object,
     measures: Mapping[str, Given],
     options: EvaluationOptions,
-    instead: Replacement,
+    substitute: Replacement,
     truth: Sequence[int] | None = None,
 ) -> dict[str, Tensor]:
-    """Return the numbers of one text."""
+    """Test measures on one text; see `TestedText.numbers`."""
     reading = options.read(model, text)
     assert reading.batch.ids is not None
-    drawn = instead.drawn(reading.batch.ids[0], options.seed)
+    substitutes = substitute.draw(reading.batch.ids[0], options.seed)
     target = None if options.target is None else Predicted.of(reading)
-    return TestedText(ReplacedText(reading, drawn, target), measures, options, truth).numbers()
+    return TestedText(ReplacedText(reading, substitutes, target), measures, options, truth).numbers()
 
 
 def stacked(numbers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the numbers of several texts, (text, …)."""
-    return {name: torch.stack([each[name] for each in numbers]) for name in numbers[0]}
+    return {name: torch.stack([of_text[name] for of_text in numbers]) for name in numbers[0]}
 
 
 def checked_truth(truth: object, encoded: Sequence[Encoded]) -> list[list[int]]:
@@ -130,24 +131,24 @@ def checked_truth(truth: object, encoded: Sequence[Encoded]) -> list[list[int]]:
     if not is_collection(truth) or len(truth) != len(encoded):
         raise InputError(f"truth={shortened(truth)} cannot be used: expected {expected}.")
     checked = []
-    for place, (sources, text) in enumerate(zip(truth, encoded, strict=True)):
+    for index, (sources, text) in enumerate(zip(truth, encoded, strict=True)):
         numbers = [as_whole(source) for source in sources] if is_collection(sources) else []
         right = [source for source in numbers if source is not None and -1 <= source < len(text)]
         if len(right) != len(text):
-            raise InputError(f"truth[{place}]={shortened(sources)} cannot be used: expected {expected}.")
+            raise InputError(f"truth[{index}]={shortened(sources)} cannot be used: expected {expected}.")
         checked.append(right)
     return checked
 
 
-def say_beforehand(model: Model, lengths: Sequence[int], options: EvaluationOptions) -> None:
+def warn_if_long(model: Model, lengths: Sequence[int], options: EvaluationOptions) -> None:
     """Warn where the runs of the tests will take long, by the time of a few; what measures take comes on top."""
     longest = max(lengths)
     batch = model.sample((longest,) * max(1, BATCH_TOKENS // longest))
     start = time.monotonic()
     model.trace(batch)
-    each = (time.monotonic() - start) / len(batch) / longest
+    seconds_per_token = (time.monotonic() - start) / len(batch) / longest
     runs = [options.passes(model, n) for n in lengths]
-    seconds = each * sum(n * count for n, count in zip(lengths, runs, strict=True))
+    seconds = seconds_per_token * sum(n * count for n, count in zip(lengths, runs, strict=True))
     if seconds > _LONG:
         warnings.warn(
             f"Testing takes up to {duration(seconds)} beside what the measures themselves take: {sum(runs):,.0f} runs "

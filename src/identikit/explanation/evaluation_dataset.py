@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from identikit.attention.agreement import named_measures
-from identikit.explanation.evaluate import say_beforehand, stacked, tested
+from identikit.explanation.evaluate import stacked, text_numbers, warn_if_long
 from identikit.explanation.evaluation_result import explained, gathered, score_table, unchanged
 from identikit.explanation.faithfulness import BASELINES, NAMES, EvaluationOptions
 from identikit.explanation.replaced import Replacement
@@ -36,10 +36,10 @@ class EvaluationJob:
         """Return about how many tokens are run."""
         return float(length) ** 3
 
-    def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
+    def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
         """Return the numbers of each text."""
-        named = named_measures(self.options.measures, NAMES)
-        return stacked([tested(model, text, named, self.options, self.replacement) for text in task])
+        measures = named_measures(self.options.measures, NAMES)
+        return stacked([text_numbers(model, text, measures, self.options, self.replacement) for text in task])
 
     def merged(self, parts: Sequence[Numbers]) -> Numbers:
         """Return what is summed over texts, which is nothing."""
@@ -53,10 +53,10 @@ def evaluation_statistics(model: Model, texts: list[Text], run: Run, options: Ev
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
     replacement = Replacement.of(model, options.replacement, encoded, options.seed)
 
-    def before(missing: list[int]) -> None:
-        say_beforehand(model, missing, options)
-
-    return run.texts(model, EvaluationJob(options, replacement), texts, encoded, before=before)
+    job = EvaluationJob(options, replacement)
+    return run.texts(
+        model, job, texts, encoded, before=lambda missing_lengths: warn_if_long(model, missing_lengths, options)
+    )
 
 
 def evaluation_tables(
@@ -68,18 +68,18 @@ def evaluation_tables(
     texts = list(texts)
     numbers = evaluation_statistics(model, texts, run, options)
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
-    found = gathered(model, [text.text for text in encoded], numbers, options)
+    evaluation = gathered(model, [text.text for text in encoded], numbers, options)
 
     def frame(table: str, *arrays: str, **renamed: str) -> DataFrame:
-        """Return arrays of the result as a table, which is empty where they were not tested."""
-        if arrays[0] not in found.arrays:
+        """Return arrays of the evaluation as a table, which is empty where they were not tested."""
+        if arrays[0] not in evaluation.arrays:
             return DataFrame(columns=[*EVALUATION[table].columns])
-        return found.to_frame(*arrays).rename(columns=renamed)
+        return evaluation.to_frame(*arrays).rename(columns=renamed)
 
     scores = numbers["scores"]
-    places = {"text": range(len(texts)), "measure": found.axes[0].values, "score": found.axes[1].values}
-    each = MultiIndex.from_product(list(places.values()), names=list(places)).to_frame(index=False)
-    summary = frame("summary", *found.main, stderr="error")
+    keys = {"text": range(len(texts)), "measure": evaluation.axes[0].values, "score": evaluation.axes[1].values}
+    by_text = MultiIndex.from_product(list(keys.values()), names=list(keys)).to_frame(index=False)
+    summary = frame("summary", *evaluation.main, stderr="error")
     summary.insert(2, "texts", (~scores.isnan()).sum(0).flatten().numpy())
     curves = frame(
         "curves", "deletion_curve", "insertion_curve", deletion_curve="deletion", insertion_curve="insertion"
@@ -88,7 +88,7 @@ def evaluation_tables(
         curves = curves.melt(["curve", "share"], var_name="way", value_name="change")
     tables = {
         "texts": texts_table(texts, [len(text) for text in encoded]),
-        "scores": each.assign(value=scores.flatten().numpy()),
+        "scores": by_text.assign(value=scores.flatten().numpy()),
         "summary": summary,
         "shuffled": frame("shuffled", "left", "left_stderr", depth="layers", left="correlation", left_stderr="error"),
         "curves": curves[["curve", "way", "share", "change"]],
@@ -98,17 +98,17 @@ def evaluation_tables(
 
 
 def evaluation_report(options: EvaluationOptions, tables: Mapping[str, "DataFrame"]) -> tuple[str, dict[str, object]]:
-    """Say how each measure fares, as means over texts with their standard errors; and as numbers."""
+    """Return how each measure fares in words, as means over texts with their standard errors; and as numbers."""
     rows = tables["summary"].set_index(["measure", "score"])
-    pairs = {
-        name: [tuple(rows.loc[(name, score), ["mean", "error"]]) for score in options.scores]
-        for name in (*options.measures, *BASELINES)
-    }
+    pairs = {}
+    for measure in (*options.measures, *BASELINES):
+        pairs[measure] = [tuple(rows.loc[(measure, score), ["mean", "error"]]) for score in options.scores]
     shuffled = tables["shuffled"]
-    last = shuffled[shuffled["layers"] == shuffled["layers"].max()]
-    still = unchanged(dict(zip(last["measure"], last["correlation"], strict=True)))
+    all_layers = shuffled[shuffled["layers"] == shuffled["layers"].max()]
+    texts = len(tables["texts"])
     words = (
-        f"Explanations of {explained(options)} on {counted(len(tables['texts']), 'text')}.\n"
-        f"{means_of(len(tables['texts']))}\n\n{score_table(pairs, options.scores).to_text()}\n{still}"
+        f"Explanations of {explained(options)} on {counted(texts, 'text')}.\n{means_of(texts)}\n\n"
+        f"{score_table(pairs, options.scores).to_text()}\n"
+        f"{unchanged(dict(zip(all_layers['measure'], all_layers['correlation'], strict=True)))}"
     )
-    return words, {"texts": len(tables["texts"]), "summary": tables["summary"].to_dict("records")}
+    return words, {"texts": texts, "summary": tables["summary"].to_dict("records")}

@@ -68,13 +68,11 @@ class Evaluation(Result):
     explained = Fact("What the measures are tested as explanations of.")
 
     def _table(self) -> Table:
-        """Return the scores of each measure, with standard errors."""
         pairs = torch.stack([self.read("mean"), self.read("stderr")], -1).tolist()
-        rows = dict(zip(self.axis("measure").values, [list(map(tuple, row)) for row in pairs], strict=True))
-        return score_table(rows, self.axis("score").values)
+        return score_table(dict(zip(self.axis("measure").values, pairs, strict=True)), self.axis("score").values)
 
     def describe(self) -> str:
-        """Say what was tested, the scores of each measure, and which measures do not change with the weights."""
+        """Return what was tested, the scores of each measure, and which measures do not change with the weights."""
         were = "was" if self.left_out == 1 else "were"
         late = f" {counted(self.left_out, 'text')} {were} not reached in time." if self.left_out else ""
         words = [
@@ -83,8 +81,8 @@ class Evaluation(Result):
             self._table().to_text(),
         ]
         if "left" in self.source.dims:
-            last = self.read("left")[:, -1].tolist()
-            words.append(unchanged(dict(zip(self.axis("measure").values, last, strict=True))))
+            all_layers = self.read("left")[:, -1].tolist()
+            words.append(unchanged(dict(zip(self.axis("measure").values, all_layers, strict=True))))
         return "\n".join(words).rstrip()
 
     def to_latex(self) -> str:
@@ -99,20 +97,20 @@ class Evaluation(Result):
         return plots.score_bars(self if score.single else self.sel(score=score.values[0]), **options)
 
 
-def score_table(rows: Mapping[str, Sequence[tuple[float, float]]], scores: Sequence[str]) -> Table:
+def score_table(rows: Mapping[str, Sequence[Sequence[float]]], scores: Sequence[str]) -> Table:
     """Return the scores of measures, each a mean and its standard error, as a table."""
     columns = (Column("measure"), *(Column(score, mean_and_error(2), "right") for score in scores))
     return Table(columns, tuple((name, *row) for name, row in rows.items()))
 
 
-def unchanged(left: Mapping[str, float]) -> str:
-    """Say which measures rank as before although all layers were shuffled: these do not explain the weights."""
-    still = [name for name, rank in left.items() if rank > _UNCHANGED and name not in BASELINES]
-    return f"Unchanged when all layers are shuffled: {', '.join(still)}." if still else ""
+def unchanged(correlations: Mapping[str, float]) -> str:
+    """Return which measures rank as before although all layers were shuffled: these do not explain the weights."""
+    names = [name for name, rank in correlations.items() if rank > _UNCHANGED and name not in BASELINES]
+    return f"Unchanged when all layers are shuffled: {', '.join(names)}." if names else ""
 
 
 def explained(options: EvaluationOptions) -> str:
-    """Say what the measures are tested as explanations of."""
+    """Return in words what the measures are tested as explanations of."""
     return "the last hidden vectors" if options.target is None else "the probability of the model's own prediction"
 
 

@@ -1,7 +1,6 @@
 """The tests of explanations on one text: what follows the largest sources, and what forgetting does to a measure."""
 
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,23 +16,23 @@ from identikit.attribution.attribute import attribute
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import known, known_names, random_seed, whole_number
-from identikit.explanation.replaced import ReplacedText
+from identikit.explanation.replaced import ReplacedText, seeded_by
 from identikit.maths.measures import ordered_share, rank_correlation
 from identikit.maths.orders import extremes, ordered, replaced_first
 from identikit.models.model import Model
 from identikit.models.reading import Reading, readings
 from identikit.models.shuffled import forgetting
-from identikit.shapes import Bool, Float, Tensor
+from identikit.shapes import Bool, Float, Int, Tensor
 
 LEAVE_ONE_OUT = "leave one out"
 NAMES = (TokenAttribution.kind, *READINGS, LEAVE_ONE_OUT)
-"""The measures that go by a name: that under which each is declared."""
+"""The measures that have a name: the one under which each is declared."""
 
 BASELINES = ("random", "reversed")
-"""What every measure is compared with: orders that are drawn, and leave one out from its weakest source on."""
+"""What every measure is compared with: random orders, and leave one out from its weakest source on."""
 
 SHARES = tuple(step / 10 for step in range(11))
-"""Of its sources that are replaced, or put back, where a curve is kept."""
+"""The shares of replaced sources, or of those put back, at which a curve is kept."""
 
 BEST = "best found"
 WORST = "worst found"
@@ -111,7 +110,7 @@ class EvaluationOptions:
         return self
 
     def attribution(self, model: Model) -> Request:
-        """Return what is asked of token attribution, of the last layer."""
+        """Return the request for token attribution of the last layer."""
         probes = self.probes
         if probes is None:
             probes = _PROBES if model.d_input > _PROBES else "exact"
@@ -146,7 +145,7 @@ class EvaluationOptions:
 class TestedText:
     """A text on which measures are tested.
 
-    - `measures`: what is asked for, by name; the baselines are added
+    - `measures`: the measures that are tested, by name; the baselines are added
     - `truth`: the right source of each output, −1 where none is known
     """
 
@@ -164,19 +163,20 @@ class TestedText:
         if "curves" in tests:
             scores, curves = self._curves()
         if "leave one out" in tests:
-            scores["leave one out"] = self._each(lambda ranking: self._correlation(ranking.raw, self._left_out))
+            scores["leave one out"] = self._by_measure(lambda ranking: self._correlation(ranking.raw, self._moved))
         if "determined" in tests:
-            scores["determined"] = self._each(self._determined)
+            scores["determined"] = self._by_measure(self._determined)
             scores["determined"][-len(BASELINES) :] = torch.nan
         if "randomised" in tests:
             forgotten = self._forgotten()
             scores["randomised"] = forgotten[:, -1]
         if "truth" in tests:
-            scores["truth"] = self._each(self._hits)
-        stacked = torch.stack([scores[name] for name in self.options.scores], dim=1)
-        unknown = [any(self._unknown(ranking.raw) for ranking in several) for several in self._rankings.values()]
-        stacked[torch.tensor(unknown)] = torch.nan
-        return {"scores": stacked, "forgotten": forgotten, "curves": curves}
+            scores["truth"] = self._by_measure(self._hit_rate)
+        table = torch.stack([scores[name] for name in self.options.scores], dim=1)
+        for row, draws in enumerate(self._rankings.values()):
+            if any(self._lacks_numbers(ranking.raw) for ranking in draws):
+                table[row] = torch.nan
+        return {"scores": table, "forgotten": forgotten, "curves": curves}
 
     # What is tested
 
@@ -186,36 +186,39 @@ class TestedText:
 
     @cached_property
     def _rankings(self) -> dict[str, list[Ranking]]:
-        """What each measure says: one ranking, but several of the random baseline."""
-        rankings = {name: [self._ranking(name, given)] for name, given in self.measures.items()}
+        """The ranking of each measure; of the random baseline, several draws."""
+        rankings = {name: [self._ranking(name, measure)] for name, measure in self.measures.items()}
         n = len(self._reading.tokens)
-        generator = torch.Generator().manual_seed(
-            zlib.crc32(repr((self.options.seed, self.text.batch.tokens)).encode())
-        )
-        drawn = torch.rand(_DRAWS, n, n, dtype=torch.float64, generator=generator)
-        rankings["random"] = [_plain(scores) for scores in drawn]
-        rankings["reversed"] = [_plain(-self._left_out)]
+        generator = seeded_by(self.options.seed, self._reading.batch.tokens)
+        random = torch.rand(_DRAWS, n, n, dtype=torch.float64, generator=generator)
+        rankings["random"] = [_fixed_ranking(scores) for scores in random]
+        rankings["reversed"] = [_fixed_ranking(-self._moved)]
         return rankings
 
-    def _ranking(self, name: str, given: Given) -> Ranking:
-        """Return how much every output token takes from every input token, as a measure says it."""
-        if callable(given):
-            return of_function(name, given, self._reading)
+    def _ranking(self, name: str, measure: Given) -> Ranking:
+        """Return how much every output token takes from every input token, by a measure."""
+        if callable(measure):
+            return of_function(name, measure, self._reading)
         if name == LEAVE_ONE_OUT:
-            return _plain(self._left_out)
+            return _fixed_ranking(self._moved)
         if name == TokenAttribution.kind:
-            asked = self.options.attribution(self._reading.model)
-            return _plain(attribute([self._reading], asked)[0].whole()[-1].mT)
+            request = self.options.attribution(self._reading.model)
+            return _fixed_ranking(attribute([self._reading], request)[0].whole()[-1].mT)
         return ranking_of(self._attention.measure(READINGS[name], self._reading.model.attention_layers))
 
     @cached_property
-    def _left_out(self) -> Float[Tensor, "output input"]:
+    def _moved(self) -> Float[Tensor, "output input"]:
         """How far each output moves when one token is replaced; special tokens never are, and have 0."""
         n = len(self._reading.tokens)
-        plain = (~self.text.batch.special[0]).nonzero().squeeze(1)
+        replaceable = self._replaceable
         moved = torch.zeros(n, n, dtype=torch.float64)
-        moved[:, plain] = self.text.changes(torch.eye(n, dtype=torch.bool)[plain]).mT
+        moved[:, replaceable] = self.text.changes(torch.eye(n, dtype=torch.bool)[replaceable]).mT
         return moved
+
+    @property
+    def _replaceable(self) -> Int[Tensor, "position"]:
+        """The positions of tokens that are not special."""
+        return (~self._reading.batch.special[0]).nonzero().squeeze(1)
 
     @cached_property
     def _attention(self) -> MeasuredText:
@@ -224,46 +227,49 @@ class TestedText:
         return MeasuredText(captured, None, math.inf if "determined" in self.options.tests else 0.0)
 
     @cached_property
-    def _asked(self) -> Bool[Tensor, "output source"]:
+    def _sources(self) -> Bool[Tensor, "output source"]:
         """Which tokens are the sources of each output: others that it can see, and none that the tokenizer added."""
         n = len(self._reading.tokens)
-        asked = ~self._reading.batch.special & ~torch.eye(n, dtype=torch.bool)
+        sources = ~self._reading.batch.special & ~torch.eye(n, dtype=torch.bool)
         if self._reading.model.causal:
-            asked = asked.tril()
+            sources = sources.tril()
         if self.text.target is not None:
-            asked[torch.arange(n) != self.text.target.place] = False
-        return asked & (asked.sum(-1, keepdim=True) >= _SOURCES)
+            sources[torch.arange(n) != self.text.target.position] = False
+        return sources & (sources.sum(-1, keepdim=True) >= _SOURCES)
 
     @cached_property
     def _output(self) -> int:
-        """The output whose curves are drawn: the target's, the last one of a causal model, or one that is drawn."""
+        """The output whose curves are drawn: the target's, the last one of a causal model, or one drawn at random."""
         if self.text.target is not None:
-            return self.text.target.place
+            return self.text.target.position
         if self._reading.model.causal:
             return len(self._reading.tokens) - 1
-        plain = (~self._reading.batch.special[0]).nonzero().squeeze(1)
-        seed = zlib.crc32(repr((self.options.seed, self._reading.tokens)).encode())
-        return int(plain[torch.randint(len(plain), (), generator=torch.Generator().manual_seed(seed))])
+        positions = self._replaceable
+        generator = seeded_by(self.options.seed, self._reading.tokens)
+        return int(positions[torch.randint(len(positions), (), generator=generator)])
 
-    def _each(self, number: Callable[[Ranking], float]) -> Float[Tensor, "measure"]:
-        """Return a number of each measure; of the random baseline the mean over its draws."""
-        means = [sum(map(number, several)) / len(several) for several in self._rankings.values()]
+    def _by_measure(self, score: Callable[[Ranking], float]) -> Float[Tensor, "measure"]:
+        """Return the score of each measure; of the random baseline the mean over its draws."""
+        means = [_mean(list(map(score, draws))) for draws in self._rankings.values()]
         return torch.tensor(means, dtype=torch.float64)
 
-    def _unknown(self, *rankings: Float[Tensor, "output source"]) -> bool:
-        """Whether a measure lacks a number (NaN) for some source: then it has no order, and no score."""
-        return any(bool(ranking[self._asked].isnan().any()) for ranking in rankings)
+    def _mean_over_draws(self, numbers: Float[Tensor, "way ranking *step"]) -> Float[Tensor, "way measure *step"]:
+        counts = [len(draws) for draws in self._rankings.values()]
+        return torch.stack([draws.mean(1) for draws in numbers.split(counts, dim=1)], dim=1)
+
+    def _lacks_numbers(self, *rankings: Float[Tensor, "output source"]) -> bool:
+        """Whether a measure is NaN for some source: then it has no order, and no score."""
+        return any(bool(ranking[self._sources].isnan().any()) for ranking in rankings)
 
     # The tests
 
     def _curves(self) -> tuple[dict[str, Tensor], Float[Tensor, "curve way share"]]:
         """Return the areas of each measure's curves between the best and the worst found, and all of the curves."""
-        sources = self._asked[self._output].nonzero().squeeze(1)
+        sources = self._sources[self._output].nonzero().squeeze(1)
         n = len(sources)
-        count = len(self._rankings)
         if not n:
-            nothing = torch.full((count + 2, 2, len(SHARES)), torch.nan, dtype=torch.float64)
-            return dict.fromkeys(("deletion", "insertion", "curves"), nothing[:count, 0, 0]), nothing
+            curves = torch.full((len(self._rankings) + 2, 2, len(SHARES)), torch.nan, dtype=torch.float64)
+            return dict.fromkeys(("deletion", "insertion", "curves"), curves[2:, 0, 0]), curves
 
         def change(sets: Tensor) -> Tensor:
             replaced = torch.zeros(len(sets), len(self._reading.tokens), dtype=torch.bool)
@@ -271,62 +277,66 @@ class TestedText:
             return self.text.changes(replaced)[:, self._output]
 
         found = extremes(change, n, self.options.beam)
-        orders = [
-            ordered(ranking.raw[self._output, sources]) for rankings in self._rankings.values() for ranking in rankings
-        ]
-        ways = [replaced_first(order) for order in orders] + [replaced_first(order.flip(0)) for order in orders]
-        sets, index = torch.cat(ways).unique(dim=0, return_inverse=True)
-        both = change(sets)[index].reshape(2, len(orders), n + 1)
-        areas = torch.tensor([[found.normalised(curve) for curve in way] for way in both], dtype=torch.float64)
+        rankings = [ranking for draws in self._rankings.values() for ranking in draws]
+        orders = [ordered(ranking.raw[self._output, sources]) for ranking in rankings]
+        largest_first = [replaced_first(order) for order in orders]
+        smallest_first = [replaced_first(order.flip(0)) for order in orders]
+        sets, index = torch.cat(largest_first + smallest_first).unique(dim=0, return_inverse=True)
+        curves = change(sets)[index].reshape(2, len(orders), n + 1)
+        areas = torch.tensor([[found.normalised(curve) for curve in way] for way in curves], dtype=torch.float64)
         areas[1] = 1 - areas[1]
-        both[1] = both[1].flip(-1)  # of sources that are put back, the largest first
-        groups = [len(rankings) for rankings in self._rankings.values()]
-        areas = torch.stack([part.mean(1) for part in areas.split(groups, dim=1)], dim=1)
-        means = [part.mean(1) for part in both.split(groups, dim=1)]
-        means += [torch.stack([found.best, found.worst.flip(0)]), torch.stack([found.worst, found.best.flip(0)])]
-        steps = [round(share * n) for share in SHARES]
+        areas = self._mean_over_draws(areas)
+        curves[1] = curves[1].flip(-1)  # of sources that are put back, the largest first
+        curves = self._mean_over_draws(curves)
+        best = torch.stack([found.best, found.worst.flip(0)])
+        worst = torch.stack([found.worst, found.best.flip(0)])
+        curves = torch.cat([curves, best[:, None], worst[:, None]], dim=1).transpose(0, 1)
         scores = {"deletion": areas[0], "insertion": areas[1], "curves": areas.mean(0)}
-        return scores, torch.stack(means)[..., steps]
+        return scores, curves[..., [round(share * n) for share in SHARES]]
 
     def _correlation(self, first: Tensor, second: Tensor) -> float:
         """Return the rank correlation of two rankings of the sources, averaged over outputs."""
-        if self._unknown(first, second):
+        if self._lacks_numbers(first, second):
             return torch.nan
-        return float(rank_correlation(first, second, self._asked).nanmean())
+        return float(rank_correlation(first, second, self._sources).nanmean())
 
     def _determined(self, ranking: Ranking) -> float:
-        return float(ordered_share(ranking.lower, ranking.upper, self._asked).nanmean())
+        return float(ordered_share(ranking.lower, ranking.upper, self._sources).nanmean())
 
     def _forgotten(self) -> Float[Tensor, "measure depth"]:
         """Return how far each measure still ranks as before when more and more of the last layers are shuffled."""
         options = self.options
         model = self._reading.model
         depths = options.depths(model)
-        found = []
-        for depth, forgetful in zip(depths, forgetting(model, depths, seed=options.seed), strict=True):
-            text = replace(self.text, reading=options.read(forgetful, self._reading.text))
-            after = TestedText(text, self.measures, replace(options, seed=options.seed + depth, tests=()))
-            pairs = zip(self._rankings.values(), after._rankings.values(), strict=True)
-            found.append(
-                [[self._correlation(old.raw, new.raw) for old, new in zip(*pair, strict=True)] for pair in pairs]
-            )
-        means = [[sum(draws) / len(draws) for draws in measures] for measures in found]
-        return torch.tensor(means, dtype=torch.float64).mT
+        by_depth = []
+        for depth, shuffled_model in zip(depths, forgetting(model, depths, seed=options.seed), strict=True):
+            text = replace(self.text, reading=options.read(shuffled_model, self._reading.text))
+            shuffled = TestedText(text, self.measures, replace(options, seed=options.seed + depth, tests=()))
+            means = []
+            for name, draws in self._rankings.items():
+                pairs = zip(draws, shuffled._rankings[name], strict=True)
+                means.append(_mean([self._correlation(before.raw, after.raw) for before, after in pairs]))
+            by_depth.append(means)
+        return torch.tensor(by_depth, dtype=torch.float64).mT
 
-    def _hits(self, ranking: Ranking) -> float:
+    def _hit_rate(self, ranking: Ranking) -> float:
         """Return how often the largest source is the right one; of several that are as large, one counts in part."""
         assert self.truth is not None
         hits = []
         for output, source in enumerate(self.truth):
-            asked = self._asked[output]
-            if source >= 0 and asked[source]:
-                scores = ranking.raw[output].masked_fill(~asked, -torch.inf)
+            sources = self._sources[output]
+            if source >= 0 and sources[source]:
+                scores = ranking.raw[output].masked_fill(~sources, -torch.inf)
                 largest = scores == scores.max()
                 hits.append(float(largest[source]) / max(1, int(largest.sum())))
-        return sum(hits) / len(hits) if hits else torch.nan
+        return _mean(hits) if hits else torch.nan
 
 
-def _plain(scores: Tensor) -> Ranking:
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def _fixed_ranking(scores: Tensor) -> Ranking:
     """Return scores that no alternative attention moves."""
     scores = scores.double().cpu()
     return Ranking(scores, scores, scores)

@@ -1,9 +1,8 @@
-"""A text with some of its tokens replaced: how far that moves what an explanation is of."""
+"""A text with some of its tokens replaced: how far that moves the output that an explanation is of."""
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -24,6 +23,11 @@ BATCH_TOKENS = 1024
 _POOL = 10_000  # tokens of the data that are drawn from, at most
 
 
+def seeded_by(*seeds: object) -> torch.Generator:
+    """Return a generator of random numbers that depends on these values alone."""
+    return torch.Generator().manual_seed(zlib.crc32(repr(seeds).encode()))
+
+
 @dataclass(frozen=True)
 class Replacement:
     """What takes the place of a token: the tokenizer's mask, its padding token, or a draw from the data's tokens.
@@ -42,42 +46,39 @@ class Replacement:
         if any(text.images is not None for text in encoded):
             raise InputError("Tokens are replaced, and those of images cannot be. Pass texts without images.")
         mask = getattr(model.tokenizer, "mask_token_id", None)
-        mask = -1 if mask is None or mask >= model.vocabulary else int(mask)
-        masked = mask >= 0
-        usual = "mask" if masked else "draw"
-        name = usual if name is None else known("replacement", name, tuple(REPLACEMENTS))
-        if name == "mask" and not masked:
+        has_mask = mask is not None and mask < model.vocabulary
+        default = "mask" if has_mask else "draw"
+        name = default if name is None else known("replacement", name, tuple(REPLACEMENTS))
+        if name == "mask" and not has_mask:
             raise InputError(f"replacement='mask': the tokenizer of {model.name} has no mask. Use 'draw' or 'pad'.")
-        if name == "mask":
-            return Replacement(name, (mask,))
-        if name == "pad":
-            return Replacement(name, (model.pad_id,))
+        if name != "draw":
+            return Replacement(name, (model.pad_id if mask is None or name == "pad" else int(mask),))
         pool = []
         for text in encoded:
             pool += [token for token, special in zip(text.ids, text.special, strict=True) if not special]
         if len(set(pool)) < 2:
             raise InputError("replacement='draw': the texts have no two different tokens. Use 'pad', or more texts.")
         order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed)).tolist()
-        return Replacement(name, tuple(pool[place] for place in order[:_POOL]))
+        return Replacement(name, tuple(pool[index] for index in order[:_POOL]))
 
-    def drawn(self, ids: Int[Tensor, "n"], seed: int) -> Int[Tensor, "n"]:
+    def draw(self, ids: Int[Tensor, "n"], seed: int) -> Int[Tensor, "n"]:
         """Return what takes the place of each token of a text; a draw is another token than the one it replaces."""
         if len(self.ids) == 1:
             return torch.full_like(ids, self.ids[0])
         pool = torch.tensor(self.ids)
-        generator = torch.Generator().manual_seed(zlib.crc32(repr((seed, ids.tolist())).encode()))
-        taken = []
+        generator = seeded_by(seed, ids.tolist())
+        substitutes = []
         for token in ids.tolist():
-            others = pool[pool != token]
-            taken.append(others[torch.randint(len(others), (), generator=generator)])
-        return torch.stack(taken)
+            different = pool[pool != token]
+            substitutes.append(different[torch.randint(len(different), (), generator=generator)])
+        return torch.stack(substitutes)
 
 
 class Predicted(NamedTuple):
-    """What a model itself predicts of a text: a token or a class, and the position that explains it."""
+    """What a model itself predicts of a text: the index of a token or a class, and the position that explains it."""
 
-    place: int
-    number: int
+    position: int
+    index: int
 
     @staticmethod
     def of(reading: Reading) -> "Predicted":
@@ -88,54 +89,55 @@ class Predicted(NamedTuple):
             raise InputError(
                 f"target='prediction': {model.name} predicts neither a next token nor a class. Leave it out."
             )
-        place = len(reading.tokens) - 1 if model.causal else 0
-        return Predicted(place, int(Predicted(place, 0).rows(logits)[0].argmax()))
-
-    def rows(self, logits: Tensor) -> Float[Tensor, "batch choice"]:
-        """Return the logits of all tokens or classes."""
-        return logits if logits.ndim == 2 else logits[:, self.place]
+        position = len(reading.tokens) - 1 if model.causal else 0
+        choices = logits if logits.ndim == 2 else logits[:, position]
+        return Predicted(position, int(choices[0].argmax()))
 
     def probability(self, trace: Trace) -> Float[Tensor, "batch"]:
         """Return how probable the prediction is in each text of a batch."""
         assert trace.logits is not None
-        return self.rows(trace.logits).double().softmax(-1)[:, self.number]
+        choices = trace.logits if trace.logits.ndim == 2 else trace.logits[:, self.position]
+        return choices.double().softmax(-1)[:, self.index]
 
 
 @dataclass(frozen=True)
 class ReplacedText:
-    """A text that was read, and what takes the place of each of its tokens.
+    """A text that was read, and the `substitutes` that can take the place of its tokens.
 
     Changes are those of its last hidden vectors, or of the probability of a `target`.
     """
 
     reading: Reading
-    instead: Int[Tensor, "n"]
+    substitutes: Int[Tensor, "n"]
     target: Predicted | None = None
 
-    @property
-    def batch(self) -> TokenBatch:
-        """A batch of the unchanged text alone."""
-        return self.reading.batch
+    def changes(self, replaced: Bool[Tensor, "set n"]) -> Float[Tensor, "set output"]:
+        """Return how far each set moves each of the last hidden vectors, relative to the vector's own length.
 
-    @cached_property
-    def before(self) -> Trace:
-        """The model's run on the unchanged text."""
-        return self.reading.trace or self.reading.model.trace(self.batch)
+        Of a target it is how far its probability falls, at the one position that explains it.
+        """
+        model = self.reading.model
+        unchanged = self.reading.trace
+        assert unchanged is not None
+        sets = replaced.split(max(1, BATCH_TOKENS // replaced.shape[1]))
+        runs = (model.trace(self._batch_of(some_sets)) for some_sets in sets)
+        if self.target is not None:
+            drops = [self.target.probability(unchanged) - self.target.probability(run) for run in runs]
+            changes = torch.zeros(replaced.shape, dtype=torch.float64)
+            changes[:, self.target.position] = torch.cat(drops).cpu()
+            return changes
+        before = unchanged.hidden[-1].double()
+        size = before.norm(dim=-1)
+        return torch.cat([(run.hidden[-1].double() - before).norm(dim=-1) / size for run in runs]).cpu()
 
-    def runs(self, replaced: Bool[Tensor, "set n"]) -> Iterator[Trace]:
-        """Run the text with each set of its tokens replaced, several at a time."""
-        step = max(1, BATCH_TOKENS // replaced.shape[1])
-        for some in replaced.split(step):
-            yield self.reading.model.trace(self._with(some))
-
-    def _with(self, replaced: Bool[Tensor, "set n"]) -> TokenBatch:
+    def _batch_of(self, replaced: Bool[Tensor, "set n"]) -> TokenBatch:
         """Return the text once for each set, with the tokens of the set replaced."""
-        batch = self.batch
+        batch = self.reading.batch
         count = len(replaced)
         assert batch.ids is not None
         return replace(
             batch,
-            ids=torch.where(replaced, self.instead, batch.ids),
+            ids=torch.where(replaced, self.substitutes, batch.ids),
             keep=batch.keep.expand(count, -1),
             special=batch.special.expand(count, -1),
             segments=None if batch.segments is None else batch.segments.expand(count, -1),
@@ -143,18 +145,3 @@ class ReplacedText:
             words=batch.words * count,
             order=tuple(range(count)),
         )
-
-    def changes(self, replaced: Bool[Tensor, "set n"]) -> Float[Tensor, "set output"]:
-        """Return how far each set moves each of the last hidden vectors, relative to the vector's own length.
-
-        Of a target it is how far its probability falls, at the one position that explains it.
-        """
-        if self.target is not None:
-            drops = [self.target.probability(self.before) - self.target.probability(run) for run in self.runs(replaced)]
-            changes = torch.zeros(replaced.shape, dtype=torch.float64)
-            changes[:, self.target.place] = torch.cat(drops).cpu()
-            return changes
-        before = self.before.hidden[-1].double()
-        size = before.norm(dim=-1)
-        moved = [(run.hidden[-1].double() - before).norm(dim=-1) / size for run in self.runs(replaced)]
-        return torch.cat(moved).cpu()

@@ -14,7 +14,7 @@ from identikit.errors import InputError, Unavailable
 from identikit.explanation import evaluation_result as evaluation_result  # a kind that `open_result` knows
 from identikit.maths.mixing import first_middle_last
 from identikit.results.files import Files
-from identikit.results.measure import Attribute, stored_array
+from identikit.results.measure import Measure, stored_array
 from identikit.results.result import Result, result_of, saved_result
 from identikit.tokens.result import IdentityMap
 
@@ -25,7 +25,7 @@ NOT_COMPUTED = Unavailable("It was not computed.")
 COMING = Unavailable("It is being computed.")
 ONLY_NUMBERS = Unavailable("An explanation by words, or a difference, holds only numbers.")
 _BOUNDED = "bounded.safetensors"
-_PARTS: Mapping[str, type[Result]] = {
+_ANSWERS: Mapping[str, type[Result]] = {
     "attention": EffectiveAttention,
     "identity": IdentityMap,
     "attribution": TokenAttribution,
@@ -33,7 +33,7 @@ _PARTS: Mapping[str, type[Result]] = {
 _UNDEFINED = EffectiveAttention.measures["pearson"].missing
 
 
-def _by_layer(meaning: str, values: str = "0 to 1") -> Attribute:
+def _by_layer(meaning: str, values: str = "0 to 1") -> Measure:
     """Declare a mean over the rows of each layer."""
     missing = "Too few rows of the layer were bounded in time."
     return stored_array("layer", f"{meaning}, on average over rows.", range=values, missing=missing, words={})
@@ -102,7 +102,7 @@ class Explanation(Result):
     pearson = stored_array(
         "layer", "Correlation of raw and effective attention.", range="−1 to 1", missing=_UNDEFINED, words={}
     )
-    main = tuple(name for name, declared in vars().items() if isinstance(declared, Attribute))  # so far: by layer
+    main = tuple(name for name, declared in vars().items() if isinstance(declared, Measure))  # so far: by layer
 
     recovered = stored_array(
         "layer token",
@@ -123,25 +123,28 @@ class Explanation(Result):
 
     def words(self) -> "Explanation":
         """Return the result by words: a word is recovered if all of its pieces are, and contributes their mean."""
-        return replace(super().words(), bounded=None, readings={}, **dict.fromkeys(_PARTS, ONLY_NUMBERS))
+        return super().words()._only_numbers()
 
     def __sub__(self, other: object) -> "Explanation":
         """Return the numbers of this explanation minus those of another."""
-        return replace(super().__sub__(other), bounded=None, readings={}, **dict.fromkeys(_PARTS, ONLY_NUMBERS))
+        return super().__sub__(other)._only_numbers()
+
+    def _only_numbers(self) -> "Explanation":
+        return replace(self, bounded=None, readings={}, **dict.fromkeys(_ANSWERS, ONLY_NUMBERS))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, numbers and strings, with the strongest sources of every token."""
         plain = super().to_dict()
-        for name in _PARTS:
-            part = getattr(self, name)
-            if isinstance(part, Unavailable):
-                plain[f"{name}_unavailable"] = part.reason
+        for name in _ANSWERS:
+            answer = getattr(self, name)
+            if isinstance(answer, Unavailable):
+                plain[f"{name}_unavailable"] = answer.reason
         if isinstance(self.attribution, TokenAttribution):
             plain["sources"] = [sources.to_dict() for sources in strongest_sources(self.attribution)]
         return plain
 
     def describe(self) -> str:
-        """Say it as a verdict that can be read; of a selection, or of words, only give the means of its numbers."""
+        """Return the verdict; of a selection, or of words, only the means of its numbers."""
         from identikit.explanation.words import verdict
 
         sizes = [0 if axis.single else len(axis) for axis in self.axes]
@@ -158,22 +161,20 @@ class Explanation(Result):
 
     def plot(self, question: str = "attention", **options: Any) -> Any:
         """Draw the answer to one question: "attention" (heads), "identity" or "attribution" (the last layer)."""
-        part = getattr(self, known("question", question, tuple(_PARTS)))
-        if isinstance(part, Unavailable):
-            raise InputError(f"Cannot draw {question}: {part.reason}")
-        return (part.sel(layer=-1) if question == "attribution" else part).plot(**options)
+        answer = getattr(self, known("question", question, tuple(_ANSWERS)))
+        if isinstance(answer, Unavailable):
+            raise InputError(f"Cannot draw {question}: {answer.reason}")
+        return (answer.sel(layer=-1) if question == "attribution" else answer).plot(**options)
 
     def _files(self) -> Files:
         files = dict(super()._files())
-        for name in _PARTS:
-            part = getattr(self, name)
-            if isinstance(part, Unavailable):
-                files[f"{name}.txt"] = part.reason.encode()
-            else:
-                files |= {f"{name}/{file}": content for file, content in part._content().items()}
-        for name, reading in self.readings.items():
-            if not isinstance(reading, Unavailable):
-                files |= {f"readings/{name}/{file}": content for file, content in reading._content().items()}
+        answers = {name: getattr(self, name) for name in _ANSWERS}
+        for name, answer in answers.items():
+            if isinstance(answer, Unavailable):
+                files[f"{name}.txt"] = answer.reason.encode()
+        for folder, result in (answers | {f"readings/{name}": each for name, each in self.readings.items()}).items():
+            if not isinstance(result, Unavailable):
+                files |= {f"{folder}/{file}": content for file, content in result._content().items()}
         if self.bounded is not None:
             files[_BOUNDED] = self.bounded.to_bytes()
         return files
@@ -181,26 +182,24 @@ class Explanation(Result):
     @classmethod
     def _opened(cls, files: Files, about: Mapping[str, Any], where: str) -> "Explanation":
         numbers = super()._opened(files, about, where)
-        parts = {}
 
-        def part_in(folder: str) -> Result | None:
-            own = {file.removeprefix(f"{folder}/"): files[file] for file in files if file.startswith(f"{folder}/")}
-            return result_of(own, f"{where}/{folder}") if own else None
+        def result_in(folder: str) -> Result | None:
+            start = f"{folder}/"
+            contents = {file.removeprefix(start): files[file] for file in files if file.startswith(start)}
+            return result_of(contents, f"{where}/{folder}") if contents else None
 
-        for name, wanted in _PARTS.items():
-            part = part_in(name) or Unavailable(files[f"{name}.txt"].decode())
-            if not isinstance(part, wanted | Unavailable):
-                raise InputError(f"Opening {where}: {name} is not {wanted.kind} but {part.kind}.")
-            parts[name] = part
-        readings = {}
+        opened: dict[str, Any] = {"readings": {}}
+        for name, kind in _ANSWERS.items():
+            opened[name] = answer = result_in(name) or Unavailable(files[f"{name}.txt"].decode())
+            if not isinstance(answer, kind | Unavailable):
+                raise InputError(f"Opening {where}: {name} is not {kind.kind} but {answer.kind}.")
         for name, facts in numbers.about.get("readings", {}).items():
-            readings[name] = part_in(f"readings/{name}") or Unavailable(facts["unavailable"])
-            if not isinstance(readings[name], AttentionMeasure | HeadScores | Unavailable):
-                raise InputError(f"Opening {where}: {name} is not a reading but {readings[name].kind}.")
-        parts["readings"] = readings
+            opened["readings"][name] = reading = result_in(f"readings/{name}") or Unavailable(facts["unavailable"])
+            if not isinstance(reading, AttentionMeasure | HeadScores | Unavailable):
+                raise InputError(f"Opening {where}: {name} is not a reading but {reading.kind}.")
         if _BOUNDED in files:
-            parts["bounded"] = RowSample.from_bytes(files[_BOUNDED])
-        return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, **parts)
+            opened["bounded"] = RowSample.from_bytes(files[_BOUNDED])
+        return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, **opened)
 
 
 def open_result(folder: str | os.PathLike[str]) -> Result:
@@ -240,18 +239,21 @@ class Sources(NamedTuple):
 def strongest_sources(attribution: TokenAttribution) -> list[Sources]:
     """Return the strongest sources of every token at the first, middle and last layer, without mere estimates of 0."""
     tokens = attribution.tokens
-    at = list(first_middle_last(len(attribution.layers)))
-    three = attribution.contribution[at]
+    layers = list(first_middle_last(len(attribution.layers)))
+    contribution = attribution.contribution[layers]
     if attribution.stderr is not None:
-        three = three.masked_fill(attribution.stderr[at] >= three, 0.0)  # it may be no source at all
-    top = three.topk(min(SOURCES_NAMED, len(tokens)), dim=1)
-    found = []
-    for place, token in enumerate(tokens):
-        layers = zip(top.indices[..., place].tolist(), top.values[..., place].tolist(), strict=True)
-        strongest = tuple(
-            tuple(TokenSource(tokens[i], i, weight) for i, weight in zip(*layer, strict=True) if weight)
-            for layer in layers
-        )
-        own = float(attribution.own[-1, place])
-        found.append(Sources(token, place, strongest, own, bool(attribution.outweighed[-1, place])))
-    return found
+        contribution = contribution.masked_fill(attribution.stderr[layers] >= contribution, 0.0)  # perhaps no source
+    top = contribution.topk(min(SOURCES_NAMED, len(tokens)), dim=1)
+
+    def strongest(layer: int, output: int) -> tuple[TokenSource, ...]:
+        inputs = top.indices[layer, :, output].tolist()
+        weights = top.values[layer, :, output].tolist()
+        return tuple(TokenSource(tokens[i], i, weight) for i, weight in zip(inputs, weights, strict=True) if weight)
+
+    own = attribution.own[-1].tolist()
+    outweighed = attribution.outweighed[-1].tolist()
+    sources = []
+    for position, token in enumerate(tokens):
+        by_layer = tuple(strongest(layer, position) for layer in range(len(layers)))
+        sources.append(Sources(token, position, by_layer, own[position], outweighed[position]))
+    return sources

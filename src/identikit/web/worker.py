@@ -14,7 +14,7 @@ from identikit.attention.effective import effective_attention
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import IdentikitError, ModelError, TooLongError, for_page
 from identikit.explanation.explain import explain
-from identikit.explanation.readings import OFFERED
+from identikit.explanation.readings import MEASURE_CHOICES
 from identikit.explanation.words import verdict
 from identikit.models.load.load import load
 from identikit.models.model import Model
@@ -99,7 +99,7 @@ class Desk:
                 )
             )
         first, second = map(str, sample_text())
-        offered = (messages.OfferedMeasure(**measure._asdict()) for measure in OFFERED)
+        offered = (messages.OfferedMeasure(**measure._asdict()) for measure in MEASURE_CHOICES)
         return Ready(tuple(served), tuple(sources), (first, second), tuple(offered))
 
     def answer(self, task: WorkerTask) -> Answer:
