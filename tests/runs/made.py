@@ -116,7 +116,7 @@ class Squares:
     warns: int | None = None
     refused: int | None = None
 
-    def compute(self, model: Model, task: int, told: Progress) -> dict[str, int]:
+    def compute(self, model: Model, task: int, progress: Progress) -> dict[str, int]:
         if task == self.deadly and not Path(self.marker).exists():
             Path(self.marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)

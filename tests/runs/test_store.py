@@ -46,13 +46,13 @@ class Count:
     def merged(self, parts: Sequence[Numbers]) -> Numbers:
         return {"sum": torch.stack([part["sum"] for part in parts]).sum(0)}
 
-    def compute(self, model: object, task: list[str], told: Progress) -> Numbers:
+    def compute(self, model: object, task: list[str], progress: Progress) -> Numbers:
         if self.stop in task:
             raise KeyboardInterrupt
         if self.refuse in task:
             raise InputError(f"{self.refuse!r} is refused.")
         tokens = torch.tensor([len(text) for text in task])
-        told("of a text", 3, int(tokens.sum()))
+        progress("of a text", 3, int(tokens.sum()))
         half = torch.tensor([ord(character) / 2 for text in task for character in text]) + self.shift
         return {"tokens": tokens, "half": half, "sum": tokens.sum()}
 
@@ -102,9 +102,9 @@ def test_what_is_done_is_written_often_at_first_and_then_more_rarely(tmp_path: P
     monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
     started = Count.compute
 
-    def slow(job: Count, model: object, task: list[str], told: Progress) -> Numbers:
+    def slow(job: Count, model: object, task: list[str], progress: Progress) -> Numbers:
         now[0] += 5
-        return started(job, model, task, told)
+        return started(job, model, task, progress)
 
     monkeypatch.setattr(Count, "compute", slow)
     counted(tmp_path / "run")

@@ -128,7 +128,7 @@ class AttentionJob:
         """Return a sum of products that grow with the length and with its square."""
         return length * (length + 256.0)
 
-    def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
+    def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
         """Return what is read from each text."""
         options = self.options
         layers = model.attention_layers
@@ -138,7 +138,7 @@ class AttentionJob:
         for text, done in zip(texts, tokens.cumsum(0).tolist(), strict=True):
             numbers = self._read(attend(text, options))
             rows.append({name: part.cpu() for name, part in numbers.items()})
-            told(self.what, done, int(tokens.sum()))
+            progress(self.what, done, int(tokens.sum()))
         gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if name not in _SUMMED}
         return {"tokens": tokens, **gathered, **self.merged(rows)}
 

@@ -68,11 +68,11 @@ class AttributionJob:
         """Return a sum of products that grow with the square of the length and with its cube."""
         return length * length * (length + 256.0)
 
-    def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
+    def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
         """Return the statistics of the texts together, and the readings of each token."""
         options = self.options
         readings = unread(model, task, truncate=options.truncate, max_tokens=options.max_tokens)
-        results = attribute(readings, options.checked(model), progress=told)
+        results = attribute(readings, options.checked(model), progress=progress)
         maps = [result.whole().cpu() for result in results]
         own = torch.cat([own_contribution(contribution).mT for contribution in maps])
         largest = torch.cat([outweighed(contribution).mT for contribution in maps])

@@ -75,10 +75,10 @@ class Replacement:
 
 
 class Predicted(NamedTuple):
-    """What a model itself predicts of a text: the index of a token or a class, and the position that explains it."""
+    """What a model itself predicts of a text: a token or a class, by its number, and the position that explains it."""
 
     position: int
-    index: int
+    choice: int
 
     @staticmethod
     def of(reading: Reading) -> "Predicted":
@@ -97,7 +97,7 @@ class Predicted(NamedTuple):
         """Return how probable the prediction is in each text of a batch."""
         assert trace.logits is not None
         choices = trace.logits if trace.logits.ndim == 2 else trace.logits[:, self.position]
-        return choices.double().softmax(-1)[:, self.index]
+        return choices.double().softmax(-1)[:, self.choice]
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ _THREADS = "OMP_NUM_THREADS"
 class RunJob(Protocol):
     """What is computed for each task; it can be pickled, so that it can be sent to other processes."""
 
-    def compute(self, model: Model, task: Any, told: Progress) -> Any:
-        """Return the result of one task; `told` may be called with how many parts of it are done."""
+    def compute(self, model: Model, task: Any, progress: Progress) -> Any:
+        """Return the result of one task; `progress` may be called with how many parts of it are done."""
         ...
 
 

@@ -77,7 +77,9 @@ class IdentifiabilityJob:
     precision: str = "full"
     progress: Progress = field(default=silent, compare=False)
 
-    def compute(self, model: Model, task: tuple[str, tuple[int, ...] | None], told: Progress) -> list[dict[str, Any]]:
+    def compute(
+        self, model: Model, task: tuple[str, tuple[int, ...] | None], progress: Progress
+    ) -> list[dict[str, Any]]:
         """Return the rates of a kind of map, as rows."""
         kind, layers = task
         choice = MapChoice((kind,), self.distances, layers)
@@ -143,7 +145,7 @@ class InversionJob:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_made": {}}  # not sent to other processes
 
-    def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
+    def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
         """Return what was found: arrays (position, aim), with the noises of a layer one after another."""
         if model.fingerprint not in self._made:
             self._made[model.fingerprint] = Inversion.of(model, self.options, steps=0, depth=model.n_layers)
@@ -155,7 +157,7 @@ class InversionJob:
         def tick(count: float | int) -> None:
             nonlocal done
             done += count / len(inversion.candidates.ids)
-            told("", int(done + 1e-6), n)
+            progress("", int(done + 1e-6), n)
 
         sought = inversion.sought(reading, tuple(range(model.n_layers)), tuple(range(n)))
         return {name: array.mT for name, array in replace(inversion, tick=tick).found(sought).items()}
