@@ -26,9 +26,9 @@ from identikit.attribution.plan import expected_seconds, plan
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.maths.jacobian import contributions, folds
 from identikit.models.load.load import load
-from identikit.models.machine import PRECISIONS, product_rate, products
+from identikit.models.machine import PRECISIONS, product_precision, product_rate
 from identikit.models.model import Model
-from identikit.models.reading import Reading
+from identikit.models.text_run import TextRun
 from identikit.progress import Progress, silent
 from identikit.texts.data import read_texts
 from identikit.texts.text import TokenBatch, collate
@@ -84,7 +84,7 @@ def exactly(model: Model, precision: str = "full") -> Request:
 
 def contributions_of(model: Model, batch: TokenBatch, precision: str = "full") -> torch.Tensor:
     """Return the exact contributions of one text, planned and swept."""
-    request, reading = exactly(model, precision), Reading(model, batch, "", {}, {}, None)
+    request, reading = exactly(model, precision), TextRun(model, batch, "", {}, {}, None)
     (found,) = plan(model, batch.keep.shape[1], request).run([reading], [request], lambda count: None)
     return contributions(found)
 
@@ -223,7 +223,7 @@ def prepare(model: Model, batch: TokenBatch, precision: str) -> None:
     """Compute every layer's derivative, as the sweep does first."""
     dtype = torch.bfloat16 if precision == "bfloat16" else model.dtype
     rounded = "full" if precision == "full" else "tf32"
-    with model.split(batch) as split, shared.forward_mode(), products(rounded):
+    with model.split(batch) as split, shared.forward_mode(), product_precision(rounded):
         for block, agree in zip(split.blocks, agreeing(split.blocks), strict=True):
             block_derivatives(block, [batch.keep.shape[1]], agree=agree, dtype=dtype)
 
@@ -271,7 +271,7 @@ def of_shape(model: Model, options: Options, progress: Progress) -> list[Row]:
 
 
 def _attribute_once(model: Model, n: int, request: Request) -> None:
-    reading = Reading(model, model.sample((n,)), "", {}, {}, None)
+    reading = TextRun(model, model.sample((n,)), "", {}, {}, None)
     plan(model, n, request).run([reading], [request], lambda count: None)
 
 

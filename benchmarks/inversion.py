@@ -15,7 +15,7 @@ from benchmarks.shapes import made_up_llama
 from identikit.errors import InputError
 from identikit.models.load.load import load
 from identikit.models.model import Model
-from identikit.models.reading import Reading, unread
+from identikit.models.text_run import TextRun, prepare_texts
 from identikit.progress import Progress, silent
 from identikit.shapes import Tensor
 from identikit.texts.data import sample_texts
@@ -66,19 +66,19 @@ def _model(options: Options) -> Model:
     return load(options.model, device=options.device, dtype=options.dtype)
 
 
-def _texts(model: Model, options: Options) -> list[Reading]:
+def _texts(model: Model, options: Options) -> list[TextRun]:
     """Return texts of just as many tokens as were asked for: samples, one after another, or random ids."""
     if options.model is not None and options.model.startswith(MADE_UP):
         generator, size = torch.Generator().manual_seed(0), len(model.tokenizer)
         ids = torch.randint(size, (options.texts, options.tokens), generator=generator)
-        return unread(model, [tuple(row) for row in ids.tolist()])
+        return prepare_texts(model, [tuple(row) for row in ids.tolist()])
     found = list(islice(_cut(model, options.tokens), options.texts))
     if len(found) < options.texts:
         raise InputError(
             f"Benchmarking inversion: the samples make only {len(found)} texts of {options.tokens} tokens, and "
             f"{options.texts} were asked for. Use fewer texts or tokens."
         )
-    return unread(model, found)
+    return prepare_texts(model, found)
 
 
 def _cut(model: Model, tokens: int) -> Iterator[tuple[int, ...]]:
@@ -93,7 +93,7 @@ def _cut(model: Model, tokens: int) -> Iterator[tuple[int, ...]]:
                 yield (*first, *rest[place : place + size])
 
 
-def _measured(model: Model, texts: list[Reading], asked: InversionOptions, case: str, progress: Progress) -> list[Row]:
+def _measured(model: Model, texts: list[TextRun], asked: InversionOptions, case: str, progress: Progress) -> list[Row]:
     layers, n = tuple(range(model.n_layers)), len(texts[0].tokens)
     inversion = Inversion.of(model, asked, progress, steps=len(texts) * n, depth=model.n_layers)
     cuda = model.device.type == "cuda"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from identikit.checks import (
     flag,
     function,
-    known,
+    known_name,
     known_names,
     random_seed,
     real_number,
@@ -98,7 +98,7 @@ def test_messages_show_no_addresses_and_no_endless_names():
 
 
 def test_names():
-    assert known("norm", "sum", ("sum", "frobenius")) == "sum"
+    assert known_name("norm", "sum", ("sum", "frobenius")) == "sum"
     assert known_names("maps", "sum", ("sum",)) == known_names("maps", ["sum", "sum"], ("sum",)) == ("sum",)
     endless = itertools.repeat("sum")
     for wrong in ([], 3, ["other"], None, [None], [["sum"]], b"sum", endless, np.array("sum"), [Unfriendly()]):

@@ -20,7 +20,7 @@ _SEEDS = 2**32  # more than anyone needs, and few enough for every generator
 
 def whole_number(name: str, value: object, *, least: int = 0, most: int | None = None) -> int:
     """Return a whole number."""
-    number = as_whole(value)
+    number = as_integer(value)
     if number is None or number < least or (most is not None and number > most):
         limit = f"from {least} to {most}" if most is not None else f"of at least {least}"
         raise _refused(name, value, f"a whole number {limit}")
@@ -51,7 +51,7 @@ def real_number(
         ("below", below, operator.lt),
     )
     asked = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
-    number = as_real(value)
+    number = as_float(value)
     if number is None or not all(holds(number, bound) for _, bound, holds in asked):
         limits = " and ".join(f"{words} {bound:g}" for words, bound, _ in asked if bound != math.inf)
         raise _refused(name, value, f"a {'' if most == math.inf else 'finite '}number {limits}".rstrip())
@@ -83,7 +83,7 @@ def function(name: str, value: object) -> Callable[..., Any]:
     return value
 
 
-def called(what: str, function: Callable[..., object], *arguments: object) -> Any:
+def call_user_function(what: str, function: Callable[..., object], *arguments: object) -> Any:
     """Return what a user's function gives, or say that it failed: `what` did."""
     try:
         return function(*arguments)
@@ -94,7 +94,7 @@ def called(what: str, function: Callable[..., object], *arguments: object) -> An
         raise InputError(f"{what} failed on the text ({reason}).") from error
 
 
-def known(name: str, value: object, names: Sequence[str]) -> str:
+def known_name(name: str, value: object, names: Sequence[str]) -> str:
     """Return a name that is among those known."""
     if not isinstance(value, str) or value not in names:
         raise InputError(f"{name}={shortened(value)} is not known: use {', '.join(map(repr, names))}.")
@@ -106,7 +106,7 @@ def known_names(name: str, value: object, names: Sequence[str]) -> tuple[str, ..
     several = [value] if isinstance(value, str) else value
     if not is_collection(several):
         raise _refused(name, value, f"some of {', '.join(map(repr, names))}")
-    chosen = tuple(dict.fromkeys(known(name, each, names) for each in several))
+    chosen = tuple(dict.fromkeys(known_name(name, each, names) for each in several))
     if not chosen:
         raise InputError(f"{name}={shortened(value)} names nothing: use some of {', '.join(map(repr, names))}.")
     return chosen
@@ -141,7 +141,7 @@ def is_path(value: object) -> TypeGuard[str | os.PathLike[str]]:
     return False
 
 
-def as_whole(value: object) -> int | None:
+def as_integer(value: object) -> int | None:
     """Return a whole number as Python's own, or None for anything else."""
     if _is_truth(value) or getattr(value, "ndim", 0) != 0:
         return None
@@ -150,7 +150,7 @@ def as_whole(value: object) -> int | None:
     return None
 
 
-def as_real(value: object) -> float | None:
+def as_float(value: object) -> float | None:
     """Return a number as Python's own, or None for NaN and anything else."""
     if _is_truth(value) or getattr(value, "ndim", 0) != 0:
         return None

@@ -94,7 +94,7 @@ def autograd_derivatives(model: ik.Model) -> list[torch.Tensor]:
     (encoded,) = model.encode(TEXT)
     (batch,) = model.batches([encoded])
     with model._tapped(visit) as watch, torch.enable_grad():
-        model._forward(batch)
+        model.hf(**model.arguments(batch))
         square(None, watch.hidden[-1]).backward()
     return [leaf.grad[0] for leaf in maps]
 

@@ -10,8 +10,8 @@ import transformers as hf
 
 import identikit as ik
 from identikit import proof
-from identikit.models.decoder import side_of
-from identikit.models.reading import read_again
+from identikit.models.decoder import model_for_attention
+from identikit.models.text_run import rerun_with
 from tests.models import tiny
 from tests.reference import chain as reference
 
@@ -28,8 +28,10 @@ def calls_of(attention: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
     """Return the calls of the encoder, and of both attentions of each block of the decoder."""
     reading = attention.captured().reading
     encoder = reading.model.encoder
-    source = read_again(reading, encoder, reading.batch.source)
-    own, cross = (read_again(reading, side_of(encoder, side), reading.batch) for side in ("decoder", "cross"))
+    source = rerun_with(reading, encoder, reading.batch.source)
+    own, cross = (
+        rerun_with(reading, model_for_attention(encoder, side), reading.batch) for side in ("decoder", "cross")
+    )
     return list(source.calls.values()), list(zip(own.calls.values(), cross.calls.values(), strict=True))
 
 

@@ -17,8 +17,8 @@ from identikit.errors import InputError
 from identikit.maths import jacobian
 from identikit.models.load.load import load
 from identikit.models.model import Model
-from identikit.models.reading import Reading
-from identikit.texts.text import TokenBatch, text_alone
+from identikit.models.text_run import TextRun
+from identikit.texts.text import TokenBatch, single_text
 from tests.models import tiny
 from tests.models.test_contract import CASTING, SPLITTING, STRUCTURES, batch_of, slow_unless
 from tests.reference import attribution as reference
@@ -41,9 +41,9 @@ def swept(model: Model, *batches: TokenBatch, chunk: int = 2, together: int = 4,
     return sweep.sweep(texts, of_texts, chunk=chunk, together=together, tick=lambda count: None)
 
 
-def read(model: Model, batch: TokenBatch) -> Reading:
+def read(model: Model, batch: TokenBatch) -> TextRun:
     """A batch of one text, before the model has run."""
-    return Reading(model, batch, "", {}, {}, None)
+    return TextRun(model, batch, "", {}, {}, None)
 
 
 def one_row(batch: TokenBatch, row: int) -> TokenBatch:
@@ -92,7 +92,7 @@ def assert_sweep_is_autograd(name: str, tolerance: float, norms: tuple[str, ...]
     expected = reference_norms(model, batch, kept[outputs].tolist(), norms)
     assert expected[:, :, ~keep].count_nonzero() == 0
     for norm, one in zip(norms, expected[:, :, keep], strict=True):
-        _, found = swept(model, text_alone(batch_of(model, (7, 6)), 0), text_alone(batch, 0), norm=norm, chunk=3)
+        _, found = swept(model, single_text(batch_of(model, (7, 6)), 0), single_text(batch, 0), norm=norm, chunk=3)
         assert off(found[:, :, outputs], one) <= tolerance
         if name in ("gpt2", "llama"):
             assert found.tril(-1).count_nonzero() == 0  # an input moves nothing before it
@@ -212,7 +212,7 @@ def test_texts_side_by_side_are_as_alone(name: str):
     """Texts of three lengths, padded to the longest, in rounds that end within a text."""
     model = tiny.loaded(name, dtype=torch.float64)
     batch = batch_of(model, (9, 6, 8))
-    texts = [text_alone(batch, row) for row in range(3)]
+    texts = [single_text(batch, row) for row in range(3)]
     for together, probes in ((4, "exact"), (100, 5)):
         found = swept(model, *texts, together=together, probes=probes)
         for text, one in zip(texts, found, strict=True):

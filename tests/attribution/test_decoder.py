@@ -8,7 +8,7 @@ import torch
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 import identikit as ik
-from identikit.models.decoder import side_of
+from identikit.models.decoder import model_for_attention
 from identikit.texts.text import Translation
 from tests.models import tiny
 from tests.models.test_decoder import SOUND
@@ -25,7 +25,7 @@ EMBEDDINGS = {
 
 def literal(model: Any, name: str) -> tuple[list[torch.Tensor], Any, tuple[torch.Tensor, torch.Tensor]]:
     """Run the stock model with leaves in the place of both embedding sums; return its decoder's hidden vectors."""
-    whole = model.whole
+    whole = model.full_model
     leaves: list[torch.Tensor] = []
     hidden: list[torch.Tensor] = []
     with ExitStack() as stack:
@@ -40,7 +40,7 @@ def literal(model: Any, name: str) -> tuple[list[torch.Tensor], Any, tuple[torch
         for block in blocks:
             keep = lambda *call: hidden.append(call[2][0] if isinstance(call[2], tuple) else call[2])  # noqa: E731
             stack.callback(block.register_forward_hook(keep).remove)
-        (encoded,) = side_of(model, "decoder").encode(Translation(SOURCE, TARGET))
+        (encoded,) = model_for_attention(model, "decoder").encode(Translation(SOURCE, TARGET))
         with torch.enable_grad():
             out = whole(
                 input_ids=torch.tensor([encoded.source.ids]),

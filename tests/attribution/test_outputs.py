@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import identikit as ik
 from identikit.attribution.outputs import attribute_output
 from identikit.models.model import Model
-from identikit.models.reading import Reading
 from identikit.models.target import checked_target
+from identikit.models.text_run import TextRun
 from tests.models import tiny
 from tests.models.test_contract import EXACT, NAMES, batch_of, slow_unless
 from tests.reference import outputs as reference
@@ -29,8 +29,8 @@ def a_sum(logits: torch.Tensor | None, hidden: torch.Tensor) -> torch.Tensor:
     return (hidden[0, 1] * WEIGHTS.repeat(2)[: hidden.shape[2]].to(hidden)).sum()
 
 
-def read(model: Model) -> Reading:
-    return Reading(model, batch_of(model, (7,)), "made up", {}, {}, None)
+def read(model: Model) -> TextRun:
+    return TextRun(model, batch_of(model, (7,)), "made up", {}, {}, None)
 
 
 def off(found: Any, expected: Any) -> float:

@@ -12,7 +12,7 @@ from identikit.attribution import request, sweep
 from identikit.attribution.attribute import token_attribution
 from identikit.errors import InputError
 from identikit.models.load.load import load
-from identikit.models.machine import duration
+from identikit.models.machine import format_duration
 from identikit.models.model import Model
 from tests.attribution.test_attribute import TEXTS, asked
 from tests.models import tiny
@@ -82,7 +82,7 @@ def test_probes_are_advised_only_where_they_take_less(monkeypatch: pytest.Monkey
     exact = attribution.warning_ahead(model, [62, 62], asked(model))
     probes = int(exact.split("probes=")[1].split()[0])
     faster = attribution.expected_seconds(model, [62, 62], asked(model, probes=probes))
-    assert f"it takes {duration(faster)}" in exact
+    assert f"it takes {format_duration(faster)}" in exact
     assert faster < 0.7 * attribution.expected_seconds(model, [62, 62], asked(model))
     summed = attribution.warning_ahead(model, [60], asked(model, norm="sum"))
     assert "takes about" in summed and "probes" not in summed

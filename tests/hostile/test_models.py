@@ -1,6 +1,6 @@
 """The user's model in a strange state: the numbers are the plain ones, and the model is as it came.
 
-Surroundings such as autocast are in `tests/models/test_surroundings.py`.
+Surroundings such as autocast are in `tests/models/test_isolation.py`.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,7 @@ from torch.nn.attention import _cur_sdpa_kernel_backends
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import logging as hf_logging
 
-from identikit.models import surroundings
+from identikit.models import isolation
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _METHODS = ("forward", "_attn", "rel_attn_core", "_compiled_call_impl")
@@ -33,8 +33,8 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         "weights": [(p.data_ptr(), p.dtype, p.requires_grad, p.grad is None) for p in model.parameters()],
         "buffers": [buffer.data_ptr() for buffer in model.buffers()],
         "sums": [float(p.detach().double().sum()) for p in [*model.parameters(), *model.buffers()]],
-        "turn": sum(surroundings._turns[one].depth for one in modules if one in surroundings._turns),
-        "undisturbed": getattr(surroundings._inside, "undisturbed", False),
+        "turn": sum(isolation._locks[one].depth for one in modules if one in isolation._locks),
+        "undisturbed": getattr(isolation._inside, "undisturbed", False),
     } | _globals()
 
 

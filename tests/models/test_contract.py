@@ -21,9 +21,9 @@ from identikit.models.families import FAMILIES
 from identikit.models.load import check, load
 from identikit.models.load.check import prove
 from identikit.models.model import Model
-from identikit.models.taps.switch import switched
+from identikit.models.taps.switch import use_attention
 from identikit.models.taps.tap import AttentionCall
-from identikit.texts.text import Encoded, TokenBatch, collate, text_alone
+from identikit.texts.text import EncodedText, TokenBatch, collate, single_text
 from tests.models import tiny
 from tests.models.state import state_of
 from tests.reference import attention as reference
@@ -74,7 +74,7 @@ def batch_of(model: Model, lengths: tuple[int, ...]) -> TokenBatch:
         return model.sample(lengths)
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(3, tiny.VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
-    encoded = [Encoded(tuple(ids), None, (False,) * len(ids), tuple(map(str, ids)), (), "made up") for ids in texts]
+    encoded = [EncodedText(tuple(ids), None, (False,) * len(ids), tuple(map(str, ids)), (), "made up") for ids in texts]
     return collate(encoded, pad_id=0)
 
 
@@ -136,7 +136,7 @@ def test_padded_batch_is_one_by_one(name: str):
     batch = batch_of(model, (11, 4, 8))
     together = model.trace(batch)
     for row, kept in enumerate(batch.keep):
-        alone = model.trace(text_alone(batch, row))
+        alone = model.trace(single_text(batch, row))
         for layer in range(model.n_layers):
             assert relative(together.hidden[layer][row][kept], alone.hidden[layer][0]) < 1e-5
         assert torch.equal(together.inputs[row][kept], alone.inputs[0])
@@ -292,7 +292,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("falcon_h1", "splits", True, "acts on each position alone"),
     ("qwen3_next", "splits", True, "blocks without softmax attention do not split"),
     ("qwen3_next", "instead", None, r"value='self_attn\.v_proj'|output='self_attn\.o_proj'"),
-    ("qwen3_next", "tap", switched, "head outputs times H is the module's output"),
+    ("qwen3_next", "tap", use_attention, "head outputs times H is the module's output"),
 ]
 
 

@@ -10,7 +10,7 @@ import transformers as hf
 
 import identikit as ik
 from identikit.models import families
-from identikit.models.decoder import DecoderModel, side_of
+from identikit.models.decoder import DecoderModel, model_for_attention
 from identikit.models.model import Model
 from tests.hostile.judging import refused
 from tests.models import tiny
@@ -37,13 +37,13 @@ def read(model: Model, name: str, attention: str, **options: Any) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_raw_attention_is_the_modules_own(name: str, attention: str):
     model = tiny.two_stacks(name)
-    whole: Any = model.whole
+    whole: Any = model.full_model
     before = state_of(whole)
     found = read(model, name, attention)
     assert found.verify().hidden < 1e-12
     assert state_of(whole) == before
     batch = found.captured().reading.batch
-    arguments = side_of(model, attention).arguments(batch)
+    arguments = model_for_attention(model, attention).arguments(batch)
     whole.set_attn_implementation("eager")
     with torch.no_grad():
         own = whole(**arguments, output_attentions=True)
@@ -76,7 +76,7 @@ def test_the_encoder_is_what_it_is_without_a_decoder():
     alone = hf.T5EncoderModel(hf.T5Config(**tiny._T5)).eval()
     alone.load_state_dict(both.state_dict(), strict=False)
     encoder = ik.load(alone, tiny.tokenizer())
-    assert encoder.whole is None and encoder.fingerprint == model.fingerprint
+    assert encoder.full_model is None and encoder.fingerprint == model.fingerprint
     read = [ik.effective_attention(each, SOURCE) for each in (model, encoder)]
     assert torch.equal(read[0].raw, read[1].raw) and "source" not in read[0].about
     named = ik.effective_attention(model, SOURCE, attention="encoder")
@@ -92,7 +92,7 @@ def test_a_fingerprint_is_of_what_is_read():
     settings = found.provenance.settings
     assert found.provenance.weights != encoder.provenance.weights and settings["attention"] == "cross"
     with torch.no_grad():
-        model.whole.model.decoder.layers[1].fc1.weight[0, 0] += 1  # pyright: ignore
+        model.full_model.model.decoder.layers[1].fc1.weight[0, 0] += 1  # pyright: ignore
     assert encoder.verify().hidden < 1e-12
     with pytest.raises(ik.ModelError, match="changed after it was first read"):
         found.verify()
@@ -139,14 +139,14 @@ def test_a_wrong_row_is_refused(monkeypatch, name: str, attention: str, field: s
 )
 def test_a_target_is_shifted_as_in_training(name: str, start: int | None, expected: tuple[str, ...]):
     model = tiny.two_stacks(name)
-    whole: Any = model.whole
+    whole: Any = model.full_model
     whole.config.decoder_start_token_id = start
     whole.generation_config.decoder_start_token_id = start
     found = ik.effective_attention(model, SOURCE, target="w8 w9", attention="cross")
     assert found.tokens == expected
     if start is not None and name != "bart":
         labels = torch.tensor([tiny.tokenizer()("w8 w9").input_ids])
-        shifted = model.whole.prepare_decoder_input_ids_from_labels(labels)  # pyright: ignore
+        shifted = model.full_model.prepare_decoder_input_ids_from_labels(labels)  # pyright: ignore
         assert found.captured().reading.batch.ids.tolist() == shifted.tolist()  # pyright: ignore
     ids = found.captured().reading.batch.ids[0].tolist()  # pyright: ignore[reportOptionalSubscript]
     again = ik.effective_attention(model, SOURCE, target=ids, attention="cross")
@@ -163,14 +163,14 @@ def test_speech_is_read_from_its_start_token():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_continues_greedily(name: str):
     model = tiny.two_stacks(name)
-    whole: Any = model.whole
+    whole: Any = model.full_model
     generation = whole.generation_config
     generation.forced_eos_token_id = None
     before = state_of(whole)
     source, _ = ends(name)
     found = ik.effective_attention(model, source, generate=12, attention="cross")
     assert state_of(whole) == before
-    side = side_of(model, "cross")
+    side = model_for_attention(model, "cross")
     assert isinstance(side, DecoderModel)
     batch = found.captured().reading.batch
     assert batch.ids is not None
@@ -247,7 +247,7 @@ def test_a_folder_gives_the_whole_model(tmp_path):
     for name in ("t5-both", "whisper"):
         model = tiny.two_stacks(name, dtype=torch.float32)
         folder = tmp_path / name
-        model.whole.save_pretrained(folder)  # pyright: ignore[reportOptionalMemberAccess]
+        model.full_model.save_pretrained(folder)  # pyright: ignore[reportOptionalMemberAccess]
         (tiny.speech_processor() if name == "whisper" else tiny.tokenizer()).save_pretrained(folder)
         again = ik.load(folder)
         assert torch.equal(read(again, name, "cross").raw, read(model, name, "cross").raw)

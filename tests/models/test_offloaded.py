@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 import identikit as ik
 from identikit.models import families
-from identikit.models.load.weights import place_of
+from identikit.models.load.weights import device_of
 from tests.models import tiny
 from tests.models.made import TEXT, answers, saved
 
@@ -103,7 +103,7 @@ def test_a_model_begins_where_its_first_weight_is_and_not_a_buffer_that_was_left
     embeddings = nn.Module()
     embeddings.register_buffer("positions", torch.zeros(3, device="meta"))
     embeddings.words = nn.Embedding(3, 2)
-    assert place_of(embeddings) == torch.device("cpu")
+    assert device_of(embeddings) == torch.device("cpu")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -116,7 +116,7 @@ def test_models_on_several_devices_give_the_same_numbers(name: str, main: str, r
     before = places(away)
     read = ik.load(away, tiny.tokenizer())
     assert read.fingerprint == plain.fingerprint
-    assert (read.home is None) == (main != "cpu")  # offloaded parts compute on the GPU
+    assert (read.gather_device is None) == (main != "cpu")  # offloaded parts compute on the GPU
     check_same_answers(read, plain)
     dims = [ik.effective_attention(each, TEXT).reachable_dim.cpu() for each in (read, plain)]
     torch.testing.assert_close(dims[0], dims[1])

@@ -12,7 +12,7 @@ from torch import nn
 
 import identikit as ik
 from identikit.models.load.linear import embedding_rows, linear_bias, linear_weight
-from identikit.models.load.weights import packed
+from identikit.models.load.weights import is_packed
 from tests.models import tiny
 from tests.models.made import TEXT, answers, rewritten, saved
 from tests.models.state import state_of
@@ -196,7 +196,7 @@ def as_plain(model: ik.Model) -> ik.Model:
     plain = hf.LlamaForCausalLM(hf.LlamaConfig.from_dict(settings)).to(model.dtype).eval()
     weights = plain.state_dict()
     for name, layer in model.hf.named_modules():
-        if packed(layer):
+        if is_packed(layer):
             weights[f"{name}.weight"].copy_(linear_weight(layer, model.dtype).T)
         else:
             for key, weight in layer.named_parameters(recurse=False):

@@ -14,8 +14,8 @@ import identikit as ik
 from identikit.attention.effective import captured_attention
 from identikit.attention.layer import EffectiveOptions
 from identikit.models.model import Model
-from identikit.models.onward import onward
-from identikit.models.reading import readings
+from identikit.models.partial_run import run_from
+from identikit.models.text_run import run_texts
 from identikit.results.pictures import pictures
 from identikit.texts.text import collate
 from tests.models import pictured
@@ -207,12 +207,12 @@ def test_attribution_to_image_tokens_is_what_autograd_says(name: str):
     model = pictured.shared(name)
     text = (pictured.picture(*size_of(name)), pictured.QUESTION)
     found = ik.token_attribution(model, text)
-    (reading,) = readings(model, text, layers=())
+    (reading,) = run_texts(model, text, layers=())
     assert reading.trace is not None
     x = reading.trace.inputs
 
     def last(vectors: torch.Tensor) -> torch.Tensor:
-        return onward(model, reading.batch, vectors).hidden[0, -1]
+        return run_from(model, reading.batch, vectors).hidden[0, -1]
 
     jacobian = torch.autograd.functional.jacobian(last, x)[:, 0]
     norms = jacobian.square().sum((0, 2)).sqrt()
@@ -271,7 +271,7 @@ def test_a_model_that_reads_images_wrong_is_refused():
     """The proof on the first text with images compares the tap with the model's own run."""
     model = pictured.loaded("llava")
     read = captured_attention(
-        readings(model, (pictured.picture(), "w5"), layers=(0,))[0], EffectiveOptions(), layers=(0,), heads=(0,)
+        run_texts(model, (pictured.picture(), "w5"), layers=(0,))[0], EffectiveOptions(), layers=(0,), heads=(0,)
     )
     assert read.raw.shape[-1] == len(read.tokens) and model.proof_with_images is model.proof
     broken = pictured.loaded("llava")

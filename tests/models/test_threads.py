@@ -15,10 +15,10 @@ from huggingface_hub.utils import logging as hub_logging
 from transformers.utils import logging as hf_logging
 
 import identikit as ik
-from identikit.models.load.load import quiet
-from identikit.models.machine import products
+from identikit.models.isolation import exclusive_access
+from identikit.models.load.load import quiet_libraries
+from identikit.models.machine import product_precision
 from identikit.models.model import Model
-from identikit.models.surroundings import turn
 from tests.models import tiny
 from tests.models.made import saved
 from tests.models.state import state_of
@@ -77,7 +77,7 @@ def test_a_part_of_a_model_is_read_in_turn_with_the_whole():
     hf = tiny.build("bert-mlm")
     whole, part = ik.load(hf, tiny.tokenizer()), ik.load(hf.bert, tiny.tokenizer())
     expected, before = ik.effective_attention(whole, TEXT).effective, state_of(hf)
-    with ThreadPoolExecutor(2) as pool, turn(hf.bert.encoder.layer[0]):
+    with ThreadPoolExecutor(2) as pool, exclusive_access(hf.bert.encoder.layer[0]):
         waiting = [pool.submit(ik.effective_attention, model, TEXT) for model in (whole, part)]
         time.sleep(0.2)
         assert not any(one.done() for one in waiting)
@@ -109,7 +109,7 @@ def test_threads_share_settings_of_the_process():
     hf = tiny.build("bert")
     try:
         before = state_of(hf)
-        for setting in (quiet, lambda: products("full"), lambda: products("tf32")):
+        for setting in (quiet_libraries, lambda: product_precision("full"), lambda: product_precision("tf32")):
             first, second = setting(), setting()
             first.__enter__()
             second.__enter__()

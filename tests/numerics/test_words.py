@@ -11,7 +11,7 @@ import torch
 import identikit as ik
 from identikit.explanation.result import Explanation
 from identikit.explanation.words import verdict
-from identikit.models.reading import Change
+from identikit.models.text_run import Change
 from identikit.results.words import Document
 from tests.explanation.test_result import MAPS
 from tests.models import tiny

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from identikit.models import families
 from identikit.models.model import Model
-from identikit.models.taps.tap import visiting
+from identikit.models.taps.tap import visit_calls
 from identikit.texts.text import TokenBatch
 
 
@@ -40,9 +40,9 @@ class Plain:
         embedding = None if after else model.family.embedding
         first = model.blocks[0] if embedding is None else families.find(model.hf.base_model, embedding)
         with (
-            model.switched(),
+            model.tapped(),
             torch.enable_grad(),
-            visiting(lambda call: None),
+            visit_calls(lambda call: None),
             sdpa_kernel(SDPBackend.MATH),
             ExitStack() as stack,
         ):

@@ -18,13 +18,13 @@ from identikit.runs import run as runs
 from identikit.runs.lock import LOCK
 from identikit.runs.run import Numbers, Run, Stored, groups_of
 from identikit.runs.store import ERROR, MANIFEST, Store
-from identikit.texts.text import Encoded
+from identikit.texts.text import EncodedText
 from tests.hostile.made import content
 from tests.models import tiny
 
 TEXTS = [f"text {i}" for i in range(40)]
 LENGTHS = [len(text) for text in TEXTS]
-ENCODED = [Encoded((), None, (), tuple(text), (), text) for text in TEXTS]  # a token per character
+ENCODED = [EncodedText((), None, (), tuple(text), (), text) for text in TEXTS]  # a token per character
 
 
 STORED = {"tokens": Stored("text"), "half": Stored("token", real=True), "sum": Stored()}
@@ -271,7 +271,7 @@ def test_shards_of_a_run_share_the_work_evenly(tmp_path: Path):
     """The work, not the number of texts, and each shard computes its own texts alone."""
     model = tiny.shared("bert")
     texts = ["long " * 40, *(f"text {i}" for i in range(40))]
-    encoded = [Encoded((), None, (), tuple(text), (), text) for text in texts]
+    encoded = [EncodedText((), None, (), tuple(text), (), text) for text in texts]
     parts = [Run(Store(tmp_path / str(i), {}), part=(i, 2)).texts(model, COUNT, texts, encoded) for i in (1, 2)]
     assert [len(part["tokens"]) for part in parts] == [21, 20]
     assert abs(int(parts[0]["sum"]) - int(parts[1]["sum"])) <= 200

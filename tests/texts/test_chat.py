@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import identikit as ik
 from identikit.models.model import Model
-from identikit.texts.chat import written
+from identikit.texts.chat import render_chat
 from tests.models import tiny
 
 TEMPLATE = (
@@ -65,7 +65,7 @@ def test_every_message_is_found_where_it_stands(contents: list[str], around: str
         {"role": "assistant" if place % 2 else "user", "content": around + content}
         for place, content in enumerate(contents)
     ]
-    string, spans = written(chatty(), "the text", messages)
+    string, spans = render_chat(chatty(), "the text", messages)
     assert [string[start:stop] for start, stop in spans] == contents
 
 

@@ -24,20 +24,20 @@ from transformers import (
 import identikit as ik
 from identikit.errors import InputError
 from identikit.models.families import FAMILIES
-from identikit.texts.encoding import Room
+from identikit.texts.encoding import TokenLimit
 from identikit.texts.features import FeatureSource, Images, encode_features
-from identikit.texts.text import Encoded, batches, collate, text_alone
+from identikit.texts.text import EncodedText, batches, collate, single_text
 from tests.models import tiny
 
 CONFIG = PreTrainedConfig(num_channels=3, image_size=8, patch_size=(4, 2))
 WAVE = np.random.default_rng(0).standard_normal(400).astype(np.float32) / 10
 
 
-def images(given: object, kind: Images | None = None, *, size: int = 8, keep: bool = True) -> list[Encoded]:
+def images(given: object, kind: Images | None = None, *, size: int = 8, keep: bool = True) -> list[EncodedText]:
     """Encode images for a model of 8 × 8 pixels, through a processor that makes `size` × `size` of them."""
     processor = ViTImageProcessorPil(size={"height": size, "width": size})
     source = FeatureSource(kind or Images(), processor, "pixel_values", CONFIG)
-    return encode_features(source, given, Room(None, "no limit", truncate=False), keep=keep)
+    return encode_features(source, given, TokenLimit(None, "no limit", truncate=False), keep=keep)
 
 
 def test_images_become_patches(tmp_path: Path):
@@ -50,7 +50,7 @@ def test_images_become_patches(tmp_path: Path):
     assert batch.ids is None and batch.segments is None and batch.features is not None
     assert batch.features.shape == (2, 3, 8, 8) and batch.keep.all()
     torch.testing.assert_close(batch.features[0], torch.ones(3, 8, 8))
-    alone = text_alone(batch, 1).features
+    alone = single_text(batch, 1).features
     assert alone is not None and torch.equal(alone[0], batch.features[1])
     texts = [one.text for one in (*images(path), *encoded)]
     assert texts[0] == texts[1] != texts[2] and str(texts[0]).startswith("image ")  # told apart by their pixels

@@ -12,7 +12,7 @@ from PIL import Image
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
 import identikit as ik
-from identikit.texts.text import batches, repeated, text_alone
+from identikit.texts.text import batches, repeat_batch, single_text
 from tests.models import pictured, tiny
 
 PHOTO = pictured.picture()
@@ -143,9 +143,9 @@ def test_a_dataset_is_known_by_its_pictures_and_not_by_their_paths(tmp_path: Pat
     model = pictured.shared("llava")
     path = tmp_path / "photo.png"
     PHOTO.save(path)
-    before = model.names([(str(path), "w5"), "w5 w6"])
+    before = model.provenance_texts([(str(path), "w5"), "w5 w6"])
     PHOTO.rotate(180).save(path)
-    after = model.names([(str(path), "w5"), "w5 w6"])
+    after = model.provenance_texts([(str(path), "w5"), "w5 w6"])
     assert before[0] != after[0] and before[1] == after[1] == "w5 w6"
 
 
@@ -155,8 +155,8 @@ def test_texts_with_images_are_batches_of_their_own():
     made = list(batches(encoded, pad_id=0))
     assert sorted(batch.order for batch in made) == [(0, 3), (1,), (2,)]
     alone = next(batch for batch in made if batch.order == (1,))
-    assert text_alone(alone, 0).images is alone.images
-    twice = repeated(alone, 2)
+    assert single_text(alone, 0).images is alone.images
+    twice = repeat_batch(alone, 2)
     hidden = model.trace(twice).hidden[-1]
     assert torch.allclose(hidden[1], model.trace(alone).hidden[-1][0], atol=1e-9)
 

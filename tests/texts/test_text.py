@@ -16,14 +16,14 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 from identikit.errors import InputError
 from identikit.texts.encoding import encode
 from identikit.texts.text import (
-    Encoded,
+    EncodedText,
     batches,
     collate,
-    in_order,
-    is_several,
-    joined_by,
+    is_text_list,
+    pair_separator,
     readable_token,
-    text_alone,
+    restore_order,
+    single_text,
 )
 from tests.models.real import STORIES
 
@@ -83,11 +83,11 @@ def bert():
     return minilm()
 
 
-def word_texts(encoded: Encoded) -> list[str]:
+def word_texts(encoded: EncodedText) -> list[str]:
     return [encoded.parts[part][start:stop] for part, start, stop in encoded.characters]
 
 
-def word_pieces(encoded: Encoded) -> list[tuple[str, ...]]:
+def word_pieces(encoded: EncodedText) -> list[tuple[str, ...]]:
     return [encoded.tokens[start:stop] for start, stop in encoded.words]
 
 
@@ -139,7 +139,7 @@ def test_words_of_llama():
     assert "".join(word_pieces(pair)[-1]).removeprefix("▁") == "北京"
     assert word_texts(quoted) == ["He", "said", '"', "Yes", '."']  # the piece ." belongs where it begins
     assert pair.special[0] and pair.segments is None
-    assert joined_by(pair.tokens, pair.special) == ("<s>",)
+    assert pair_separator(pair.tokens, pair.special) == ("<s>",)
 
 
 @pytest.mark.parametrize("tokenizer", [minilm, byte_level, metaspace, unsplit, llama])
@@ -189,7 +189,7 @@ def test_texts_that_cannot_be_read_are_named(bert, texts, message):
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda ids: list(torch.tensor(ids))])
 def test_token_ids_are_one_text_as_they_are(bert, kind):
     ids = [101, 1037, 4937, 102]
-    assert not is_several(kind(ids))
+    assert not is_text_list(kind(ids))
     (encoded,) = encode(bert, kind(ids))
     assert encoded.ids == encoded.text == tuple(ids)
     assert repr(encoded.text) == "(101, 1037, 4937, 102)"  # plain ints: provenance hashes this
@@ -202,8 +202,8 @@ def test_token_ids_are_one_text_as_they_are(bert, kind):
 def test_one_text_or_several():
     one = ["a", ("a", "b"), [5, 6], (5, 6), range(3), np.arange(3), torch.arange(3), 5, None]
     several = [["a"], [("a", "b")], [[5, 6]], [range(3), "a"], [torch.arange(3)], []]
-    assert not any(is_several(text) for text in one)
-    assert all(is_several(texts) for texts in several)
+    assert not any(is_text_list(text) for text in one)
+    assert all(is_text_list(texts) for texts in several)
 
 
 def test_ids_strings_and_pairs_mix_in_a_list(bert):
@@ -282,7 +282,7 @@ def test_max_tokens_and_the_models_limit_say_which_one_it_was(bert):
 def test_what_joins_the_halves_of_a_pair(bert):
     for tokenizer, between in ((bert, ("[SEP]",)), (ByT5Tokenizer(), ("</s>",)), (byte_level(), ())):
         (pair,) = encode(tokenizer, ("the cat", "the mat"))
-        assert joined_by(pair.tokens, pair.special) == between
+        assert pair_separator(pair.tokens, pair.special) == between
 
 
 SHOWN = {
@@ -309,7 +309,7 @@ def test_a_text_of_a_batch_alone(bert):
     encoded = encode(bert, ["a cat sat", ("a", "cat")])
     batch = collate(encoded, pad_id=0)
     for row, text in enumerate(encoded):
-        alone, expected = text_alone(batch, row), collate([text], pad_id=0)
+        alone, expected = single_text(batch, row), collate([text], pad_id=0)
         assert (alone.tokens, alone.words, alone.order) == (expected.tokens, expected.words, (0,))
         for name in ("ids", "keep", "special", "segments"):
             assert torch.equal(getattr(alone, name), getattr(expected, name))
@@ -410,10 +410,10 @@ texts_of_pieces = st.lists(
 )
 
 
-def as_encoded(pieces) -> Encoded:
+def as_encoded(pieces) -> EncodedText:
     ids = tuple(piece for piece, _ in pieces)
     special = tuple(mark for _, mark in pieces)
-    return Encoded(ids, tuple(i % 2 for i in ids), special, tuple(map(str, ids)), ((0, len(ids)),), "text")
+    return EncodedText(ids, tuple(i % 2 for i in ids), special, tuple(map(str, ids)), ((0, len(ids)),), "text")
 
 
 @settings(max_examples=40)
@@ -445,7 +445,9 @@ def test_batches_cover_every_text_once_within_their_size_and_in_order_restores(t
     assert all(batch.keep.numel() <= batch_tokens or len(batch) == 1 for batch in made)
     lengths = [(-length, index) for batch in made for length, index in zip(batch.lengths, batch.order, strict=True)]
     assert lengths == sorted(lengths)
-    assert in_order(((batch.order, batch.tokens) for batch in made), len(texts)) == [text.tokens for text in encoded]
+    assert restore_order(((batch.order, batch.tokens) for batch in made), len(texts)) == [
+        text.tokens for text in encoded
+    ]
 
 
 def test_a_batch_moves_with_all_its_tensors():

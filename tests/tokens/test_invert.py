@@ -73,7 +73,7 @@ def test_the_search_finds_what_the_definition_finds(distance: str, monkeypatch: 
     ids = text.batch.ids[0].tolist()
     result = ik.invert(model, TEXT, positions=[2, 9], distance=distance, noise=0.5, seed=3)
     sought = Inversion.of(model, InversionOptions(), steps=1, depth=3).sought(
-        *ik.models.reading.unread(model, TEXT), (0, 1, 2), (2, 9)
+        *ik.models.text_run.prepare_texts(model, TEXT), (0, 1, 2), (2, 9)
     )
     noisy = sought.noisy(InversionOptions(noises=(0.5,), seed=3)).vectors
     everyone = list(range(tiny.VOCABULARY))

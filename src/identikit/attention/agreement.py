@@ -12,25 +12,25 @@ from identikit.attention.intervals import Bounding
 from identikit.attention.measure import MeasuredText
 from identikit.attention.reading_result import Agreement, AttentionMeasure
 from identikit.attention.readings import READINGS
-from identikit.checks import called, function, is_collection, known, shortened
+from identikit.checks import call_user_function, function, is_collection, known_name, shortened
 from identikit.errors import InputError
 from identikit.maths.measures import mean_over_texts, ordered_share, rank_correlation
+from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import Reading, readings
-from identikit.models.surroundings import undisturbed
+from identikit.models.text_run import TextRun, run_texts
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis
 from identikit.results.result import Result
 from identikit.results.source import StoredArrays
 from identikit.shapes import Bool, Float, Tensor
-from identikit.texts.text import is_several
+from identikit.texts.text import is_text_list
 
 _SOURCES = 3  # fewer sources of a token have no ranking worth a correlation
 Given = str | Callable[[Model, object], object]
 
 
 @reporting
-@undisturbed()
+@standard_torch_state()
 def agreement(
     model: Model,
     texts: object,
@@ -59,7 +59,7 @@ def agreement(
     progress = function("progress", progress)
     named = named_measures(measures, tuple(READINGS))
     model = checked_model(model)
-    read = readings(model, texts, layers=model.attention_layers, truncate=truncate)
+    read = run_texts(model, texts, layers=model.attention_layers, truncate=truncate)
     parts = []
     for place, reading in enumerate(read):
         captured = captured_attention(reading).captured()
@@ -81,7 +81,7 @@ def agreement(
             arrays[f"{array}_stderr"] = error
     arrays["bounded_texts"] = bounded.sum(0)
     dims = {array: ("measure", "other")[: part.ndim] for array, part in arrays.items()}
-    of = [reading.text for reading in read] if is_several(texts) else read[0].text
+    of = [reading.text for reading in read] if is_text_list(texts) else read[0].text
     provenance = model.provenance(of, measures=names, target=None if target is None else shortened(target))
     return Agreement(
         (Axis("measure", names), Axis("other", names)), StoredArrays(arrays, dims), provenance, {"texts": len(read)}
@@ -114,7 +114,7 @@ def named_measures(measures: object, names: Sequence[str], taken: Sequence[str] 
     named: dict[str, Given] = {}
     for given in several:
         if not callable(given):
-            name = known("measures", given, names)
+            name = known_name("measures", given, names)
             named[name] = name
             continue
         name = getattr(given, "__name__", "function")
@@ -124,9 +124,9 @@ def named_measures(measures: object, names: Sequence[str], taken: Sequence[str] 
     return named
 
 
-def of_function(name: str, function: Callable[[Model, object], object], reading: Reading) -> Ranking:
+def of_function(name: str, function: Callable[[Model, object], object], reading: TextRun) -> Ranking:
     """Return what a function makes of a text, of which no range is known because no alternative moves it."""
-    found = called(f"measures=: {name}", function, reading.model, reading.text)
+    found = call_user_function(f"measures=: {name}", function, reading.model, reading.text)
     n = len(reading.tokens)
     scores = _of_result(name, found) if isinstance(found, Result) else _real(name, found)
     if scores.shape != (n, n):

@@ -10,26 +10,26 @@ from identikit.attention.interval_result import AlternativeAttention
 from identikit.attention.layer import Layer
 from identikit.attention.quantities import membership
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import known, shortened
+from identikit.checks import known_name, shortened
 from identikit.errors import IdentikitError, InputError
 from identikit.maths.polytope.bounds import Wanted
 from identikit.maths.polytope.exact import exact_bounds, extreme_rows
 from identikit.maths.polytope.one_row import alternative
 from identikit.maths.polytope.rows import Rows
+from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import readings
-from identikit.models.surroundings import undisturbed
+from identikit.models.text_run import run_texts
 from identikit.results.axis import Axis, Index, selected_index
 from identikit.results.source import StoredArrays
 from identikit.shapes import Float, Tensor
-from identikit.texts.text import is_several
+from identikit.texts.text import is_text_list
 
 SAME = 1e-9  # weights that differ by less are the same
 FARTHER = "farther"
 ENDS = (FARTHER, "lower", "upper")
 
 
-@undisturbed()
+@standard_torch_state()
 def alternative_attention(
     model: Model,
     text: object,
@@ -49,12 +49,12 @@ def alternative_attention(
     `direction` (a number for each key, projected onto the null space of [T, 1]) it goes that way until a weight reaches
     zero.
     """
-    if is_several(text):
+    if is_text_list(text):
         raise InputError("alternative_attention reads one text at a time: pass a text, a pair or token ids.")
     model = checked_model(model)
-    layers = model.attending(selected_index("layer", layer, model.n_layers))
+    layers = model.select_layers(selected_index("layer", layer, model.n_layers))
     heads = (selected_index("head", head, model.n_heads),)
-    (reading,) = readings(model, text, layers=layers, truncate=truncate)
+    (reading,) = run_texts(model, text, layers=layers, truncate=truncate)
     captured = captured_attention(reading, layers=layers, heads=heads)
     row = captured.sel(layer=layers[0], head=heads[0], query=query)
     if not row.axis("query").single:
@@ -62,12 +62,12 @@ def alternative_attention(
     return alternative_of(row, toward=toward, end=end, direction=direction)
 
 
-@undisturbed()
+@standard_torch_state()
 def alternative_of(
     attention: EffectiveAttention, *, toward: Index = None, end: str = "farther", direction: Tensor | None = None
 ) -> AlternativeAttention:
     """Find another attention row for the one selected row of captured attention; see `alternative_attention`."""
-    known("end", end, ENDS)
+    known_name("end", end, ENDS)
     if direction is not None and (toward is not None or end != FARTHER):
         raise InputError("alternative_attention takes toward= (and end=) or direction=, not both.")
     captured = attention.captured("alternative_of()")

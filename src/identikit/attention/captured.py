@@ -9,9 +9,9 @@ import torch
 
 from identikit.attention.layer import At, HeadPlace, Layer
 from identikit.maths.polytope.rows import Rows, joined_rows
-from identikit.models.reading import Change, Reading
-from identikit.models.surroundings import undisturbed
+from identikit.models.isolation import standard_torch_state
 from identikit.models.taps.tap import AttentionCall
+from identikit.models.text_run import Change, TextRun
 from identikit.results.measure import Measure
 from identikit.shapes import Float, Int, Tensor
 
@@ -23,7 +23,7 @@ Place = tuple[int, int, int]
 class Captured:
     """A text that was read, layer by layer, and the measures that can be computed from it."""
 
-    reading: Reading
+    reading: TextRun
     layers: tuple[Layer, ...]
     measures: Mapping[str, Measure]
 
@@ -32,7 +32,7 @@ class Captured:
         """The axes of each measure."""
         return {name: declared.axes for name, declared in self.measures.items()}
 
-    @undisturbed()
+    @standard_torch_state()
     def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
         """Compute a measure at these places of its axes."""
         compute = self.measures[name].compute
@@ -45,7 +45,7 @@ class Captured:
         """Return places as a tensor where the model is."""
         return torch.tensor(places, dtype=torch.long, device=self.layers[0].heads.device)
 
-    @undisturbed()
+    @standard_torch_state()
     def change(self, places: Mapping[str, Sequence[int]], weights: Tensor | None = None) -> Change:
         """Run the model with other attention at these places; return how much its output changed.
 

@@ -16,7 +16,7 @@ from identikit.attention.quantities import membership
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.sample import ALL, bound_rows, drawn_places
 from identikit.attention.token_types import token_types
-from identikit.checks import known, shortened, whole_number
+from identikit.checks import known_name, shortened, whole_number
 from identikit.errors import IdentikitError, InputError
 from identikit.results.words import Column, Table, decimals, mean_and_error
 from identikit.shapes import Float, Tensor
@@ -240,7 +240,7 @@ def mean_over_rows(table: "DataFrame", columns: Sequence[str], by: Sequence[str]
 
 def head_means(groups: "DataFrame", group: str) -> "DataFrame":
     """Return what a group of keys receives from each head, and the size of its values, averaged over texts."""
-    known("group", group, tuple(dict.fromkeys(groups["group"])))
+    known_name("group", group, tuple(dict.fromkeys(groups["group"])))
     rows = groups.loc[groups["group"] == group]
     sizes = rows.groupby(["layer", "head"])[["value_size"]].mean().reset_index()
     return mean_over_rows(rows, WEIGHTS, ["layer", "head"]).merge(sizes, on=["layer", "head"])

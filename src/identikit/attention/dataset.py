@@ -17,7 +17,7 @@ from identikit.attention.tables import ATTENTION, OF_HEADS
 from identikit.attention.token_types import type_sums, types_table
 from identikit.checks import random_seed, whole_number
 from identikit.models.model import Model
-from identikit.models.reading import readings
+from identikit.models.text_run import run_texts
 from identikit.progress import Progress
 from identikit.results.measure import Measure
 from identikit.results.table import texts_table
@@ -132,7 +132,7 @@ class AttentionJob:
         """Return what is read from each text."""
         options = self.options
         layers = model.attention_layers
-        texts = readings(model, task, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
+        texts = run_texts(model, task, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
         tokens = torch.tensor([len(text.tokens) for text in texts])
         rows: list[dict[str, Tensor]] = []
         for text, done in zip(texts, tokens.cumsum(0).tolist(), strict=True):
@@ -181,7 +181,7 @@ def _write_proofs(model: Model, texts: list[Text], run: Run, options: AttentionO
     for number, text in enumerate(texts):
         name = PROOF.format(number)
         if not run.store.has(name):
-            (reading,) = readings(
+            (reading,) = run_texts(
                 model, [text], layers=layers, truncate=options.truncate, max_tokens=options.max_tokens
             )
             run.store.write(name, _rows_proof(attend(reading, options), options.proofs, options.seed))

@@ -10,19 +10,19 @@ from identikit.attention.precision import computed_in, warn_of
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import function
 from identikit.errors import InputError
-from identikit.models.decoder import looking
+from identikit.models.decoder import model_and_texts
+from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model
-from identikit.models.reading import Reading, readings
-from identikit.models.surroundings import undisturbed
+from identikit.models.text_run import TextRun, run_texts
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis, Index, selected_indices
 from identikit.results.several import Results, of_texts
-from identikit.texts.text import is_several
+from identikit.texts.text import is_text_list
 
 
 @of_texts
 @reporting
-@undisturbed()
+@standard_torch_state()
 def effective_attention(
     model: Model,
     text: object,
@@ -58,12 +58,12 @@ def effective_attention(
     """
     options = EffectiveOptions(bias, mass, tolerance)
     progress = function("progress", progress)
-    several = is_several(text)
-    model, text = looking(model, text, attention, target, generate, truncate=truncate, max_tokens=max_tokens)
-    wanted_layers = model.attending(layers)
+    several = is_text_list(text)
+    model, text = model_and_texts(model, text, attention, target, generate, truncate=truncate, max_tokens=max_tokens)
+    wanted_layers = model.select_layers(layers)
     wanted_heads = selected_indices("head", heads, model.n_heads)
     results = []
-    texts = readings(model, text, layers=wanted_layers, truncate=truncate, max_tokens=max_tokens)
+    texts = run_texts(model, text, layers=wanted_layers, truncate=truncate, max_tokens=max_tokens)
     for reading in texts:
         results.append(attend(reading, options, layers=wanted_layers, heads=wanted_heads))
         progress("effective attention, texts", len(results), len(texts))
@@ -71,7 +71,7 @@ def effective_attention(
 
 
 def attend(
-    reading: Reading,
+    reading: TextRun,
     options: EffectiveOptions = USUAL,
     *,
     layers: Sequence[int] | None = None,
@@ -84,7 +84,7 @@ def attend(
 
 
 def attend_while(
-    going: Callable[[int], bool], reading: Reading, options: EffectiveOptions, *, layers: Sequence[int]
+    going: Callable[[int], bool], reading: TextRun, options: EffectiveOptions, *, layers: Sequence[int]
 ) -> EffectiveAttention:
     """Compute the effective attention of layers in this order, all heads and whole maps, for as long as `going`.
 
@@ -102,7 +102,7 @@ def attend_while(
 
 
 def captured_attention(
-    reading: Reading,
+    reading: TextRun,
     options: EffectiveOptions = USUAL,
     *,
     layers: Sequence[int] | None = None,
@@ -136,7 +136,7 @@ def recaptured(attention: EffectiveAttention, wanted: str, given: Mapping[str, A
 
 
 def _captured(
-    reading: Reading, options: EffectiveOptions, of_layers: Mapping[int, Layer], heads: Sequence[int]
+    reading: TextRun, options: EffectiveOptions, of_layers: Mapping[int, Layer], heads: Sequence[int]
 ) -> EffectiveAttention:
     layers = tuple(of_layers)
     taken = tuple(of_layers.values())
@@ -149,7 +149,7 @@ def _captured(
         outputs_computed_in=str(computed_in(taken[0].call)).removeprefix("torch."),
         layers=layers,
         heads=heads,
-        **({} if reading.model.side is None else {"attention": reading.model.side}),
+        **({} if reading.model.decoder_attention is None else {"attention": reading.model.decoder_attention}),
     )
     axes = (
         Axis("layer", tuple(layers)),

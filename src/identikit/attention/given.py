@@ -12,11 +12,11 @@ from identikit.attention.effective import attend
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import is_collection, is_unicode, real_number, shortened
 from identikit.errors import InputError
+from identikit.models.isolation import standard_torch_state
 from identikit.models.load.check import TOLERANCE
 from identikit.models.model import Model
-from identikit.models.reading import Reading, visible_keys
-from identikit.models.surroundings import undisturbed
 from identikit.models.taps.tap import AttentionCall
+from identikit.models.text_run import TextRun, visible_keys
 from identikit.results.provenance import Provenance, package_versions, text_hash
 from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import TokenBatch
@@ -37,7 +37,7 @@ class TensorModel:
     value: Float[Tensor, "layer kv_head key d_v"]
     output_projection: Float[Tensor, "layer head d_v d"]
     causal: bool
-    side: str | None = None
+    decoder_attention: str | None = None
     recipe: None = None
     tokenizer: None = None
     modality: str = "tensor"
@@ -77,7 +77,7 @@ class TensorModel:
         )
 
 
-@undisturbed()
+@standard_torch_state()
 def attention_from(
     *,
     values: object,
@@ -138,7 +138,7 @@ def attention_from(
     causal = side is None and seen is not None and not bool(seen.triu(1).any())
     model = TensorModel(name, _digest(value, query, key, given, seen, projection), value, projection, causal, side)
     visible = {at: visible_keys(each) for at, each in calls.items()}
-    reading = Reading(cast("Model", model), texts, list(texts.tokens[0]), calls, visible, None)  # pyright: ignore
+    reading = TextRun(cast("Model", model), texts, list(texts.tokens[0]), calls, visible, None)  # pyright: ignore
     result = attend(reading)
     unknown = _NEEDS_MODEL if given is None else _NEEDS_MODEL | _NEEDS_KEYS
     known = {name: each for name, each in EffectiveAttention.measures.items() if name not in unknown}

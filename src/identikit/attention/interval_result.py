@@ -8,7 +8,7 @@ from identikit.attention.precision import careful_words, unresolved_words
 from identikit.attention.proofs import ProvableResult
 from identikit.checks import no_effect
 from identikit.errors import InputError
-from identikit.models.reading import Change
+from identikit.models.text_run import Change
 from identikit.results.facts import Fact
 from identikit.results.gathered import largest_entries
 from identikit.results.measure import Attribute, Declared, stored_array

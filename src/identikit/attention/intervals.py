@@ -14,21 +14,21 @@ from identikit.attention.interval_result import AttentionIntervals
 from identikit.attention.proofs import Provable, edge_claims
 from identikit.attention.quantities import TOP, asked_of, membership
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import function, known, real_number
+from identikit.checks import function, known_name, real_number
 from identikit.errors import InputError
 from identikit.maths.polytope.ascent import certified_bounds
 from identikit.maths.polytope.bounds import Bounds, Wanted, unbounded
 from identikit.maths.polytope.exact import FIRST, compile_solver, exact_bounds, paced
 from identikit.maths.polytope.rows import Rows
+from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import readings
-from identikit.models.surroundings import undisturbed
+from identikit.models.text_run import run_texts
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, selected_indices
 from identikit.results.pictures import image_regions
 from identikit.results.several import Results, of_texts
 from identikit.shapes import Float, Tensor
-from identikit.texts.text import is_several
+from identikit.texts.text import is_text_list
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
 _TIMED = 31  # rows that say how long all will take: the first can wait for other work on the machine
@@ -52,7 +52,7 @@ class Bounding:
 
         By itself, "auto" is exact, unless the output may move: then the set is not a polytope.
         """
-        known("method", method, ("auto", "exact", "certified"))
+        known_name("method", method, ("auto", "exact", "certified"))
         epsilon = real_number("epsilon", epsilon, least=0, below=1)
         limit = checked_seconds(seconds)
         if epsilon and method == "exact":
@@ -83,7 +83,7 @@ EXACTLY = Bounding(until=math.inf)
 
 @of_texts
 @reporting
-@undisturbed()
+@standard_torch_state()
 def attention_intervals(
     model: Model,
     text: object,
@@ -120,10 +120,10 @@ def attention_intervals(
     bounding = Bounding.checked(seconds, method, epsilon)
     progress = function("progress", progress)
     model = checked_model(model)
-    layers = model.attending(layer)
+    layers = model.select_layers(layer)
     heads = selected_indices("head", head, model.n_heads)
     results = []
-    texts = readings(model, text, layers=layers, truncate=truncate)
+    texts = run_texts(model, text, layers=layers, truncate=truncate)
     for reading in texts:
         captured = captured_attention(reading, layers=layers, heads=heads)
         selected = captured.sel(layer=layer, head=head, query=query)
@@ -131,10 +131,10 @@ def attention_intervals(
         results.append(
             intervals_of(selected, key=key, groups=groups, weights=weights, bounding=limited, progress=progress)
         )
-    return Results(results) if is_several(text) else results[0]
+    return Results(results) if is_text_list(text) else results[0]
 
 
-@undisturbed()
+@standard_torch_state()
 def intervals_of(
     attention: EffectiveAttention,
     *,

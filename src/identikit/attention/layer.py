@@ -20,8 +20,8 @@ from identikit.maths import linalg, measures, reachable
 from identikit.maths.joint import joint_null_dim
 from identikit.maths.polytope.rows import Lengths, Polytopes, Rows
 from identikit.maths.visible import Visible, visible_from_mask
-from identikit.models.reading import Reading
 from identikit.models.taps.tap import AttentionCall
+from identikit.models.text_run import TextRun
 from identikit.shapes import Bool, Float, Int, Tensor
 
 _BLOCK_BYTES = 1 << 23  # of a map that is gone through at a time: more leaves the cache, and new memory costs more
@@ -80,7 +80,7 @@ class Layer:
     _reached: dict[tuple[tuple[int, ...], tuple[int, ...]], reachable.Reach] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, reading: Reading, layer: int, heads: Sequence[int], options: EffectiveOptions) -> "Layer":
+    def of(cls, reading: TextRun, layer: int, heads: Sequence[int], options: EffectiveOptions) -> "Layer":
         """Take a layer of a text that was read."""
         call = reading.calls[layer]
         wanted = torch.tensor(heads, device=call.query.device)

@@ -22,23 +22,23 @@ from identikit.attention.readings import READINGS, MeasuredLayer, Numbers, Readi
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.stream import WatchedRun, logit_directions, stream_of, watched_run
 from identikit.attention.walk import Walk, walk_of
-from identikit.checks import function, known
+from identikit.checks import function, known_name
 from identikit.errors import InputError
 from identikit.maths.boxes import CORNERS
 from identikit.maths.chain import Chain, greatest_over_boxes, greatest_through_layers, shares_of, through_layers
 from identikit.maths.measures import certain_order
 from identikit.maths.polytope.exact import apart, paced
 from identikit.maths.polytope.rows import Rows
-from identikit.models.decoder import inputs_of
+from identikit.models.decoder import input_facts
+from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import readings
-from identikit.models.surroundings import undisturbed
 from identikit.models.target import Target, checked_target
+from identikit.models.text_run import run_texts
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, selected_indices
 from identikit.results.source import StoredArrays
 from identikit.shapes import Bool, Float, Int, Tensor
-from identikit.texts.text import SOURCE, is_several
+from identikit.texts.text import SOURCE, is_text_list
 
 _ORDER = ("certain_order", "order_is_decided")
 _NUMBERS = 2**23  # that are held of each kind while pairs of sources are compared
@@ -47,7 +47,7 @@ TimedCompare = Callable[[float, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @reporting
-@undisturbed()
+@standard_torch_state()
 def attention_measure(
     model: Model | EffectiveAttention,
     text: object = None,
@@ -81,7 +81,7 @@ def attention_measure(
     - `seconds`: stop bounding after this time; what was not reached keeps what holds for any attention, and a `gap` of
       NaN. `certain_order`, when it is asked for, may take as long again; `order_is_decided` says which rows it reached
     """
-    kind = READINGS[known("name", name, tuple(READINGS))]
+    kind = READINGS[known_name("name", name, tuple(READINGS))]
     if target is not None and not kind.needs_target:
         raise InputError(f"target= cannot be used with {name!r}, which needs none. Leave it out.")
     progress = function("progress", progress)
@@ -94,15 +94,15 @@ def attention_measure(
             captured.reading.model.check_unchanged(model.provenance.weights)
         return MeasuredText(captured, target, until, progress, order_seconds).measure(kind, model.layers)
     model = checked_model(model)
-    if is_several(text):
+    if is_text_list(text):
         raise InputError("attention_measure reads one text at a time: pass a text, a pair or token ids.")
     if heads is not None and "head" not in kind.axes:
         raise InputError(f"heads= cannot be used with {name!r}, which is of all heads together. Leave it out.")
-    shown = model.attending(layers)
+    shown = model.select_layers(layers)
     which = selected_indices("head", heads, model.n_heads)
-    read = model.attending(list(range(max(shown) + 1))) if kind.through else shown
+    read = model.select_layers(list(range(max(shown) + 1))) if kind.through else shown
     wanted = model.attention_layers if kind.needs == "direction" else read
-    (reading,) = readings(model, text, layers=wanted, truncate=truncate)
+    (reading,) = run_texts(model, text, layers=wanted, truncate=truncate)
     attention = captured_attention(reading, layers=read, heads=which)
     return MeasuredText(attention.captured(), target, until, progress, order_seconds).measure(kind, shown)
 
@@ -110,8 +110,8 @@ def attention_measure(
 def _check_whole(kind: ReadingKind, captured: Captured) -> None:
     """Refuse attention of which layers or heads are missing that a reading is made from, or another attention."""
     reading = captured.reading
-    of_decoder = kind.through and reading.model.side is not None and bool(kind.factor or kind.joint)
-    if of_decoder or (reading.model.side == "cross" and kind.needs in ("stream", "direction")):
+    of_decoder = kind.through and reading.model.decoder_attention is not None and bool(kind.factor or kind.joint)
+    if of_decoder or (reading.model.decoder_attention == "cross" and kind.needs in ("stream", "direction")):
         raise InputError(
             f"{kind.name!r} follows what one stack adds to its own tokens, so it cannot be read from this attention "
             "of a decoder. Use a measure of single edges, such as 'value norm'."
@@ -182,13 +182,13 @@ class MeasuredText:
         dims |= dict.fromkeys(("certain_share", *_ORDER), kind.axes[:-1])
         which = tuple(self.captured.layers[0].heads.tolist())
         every = {"layer": Axis("layer", tuple(shown)), "head": Axis("head", which)}
-        inputs = inputs_of(reading)
+        inputs = input_facts(reading)
         for axis, named in (("input", inputs["tokens"]), ("key", reading.keys), ("query", reading.tokens)):
             every[axis] = Axis(axis, tuple(range(len(named))), tuple(named))
         every["output"] = replace(every["query"], name="output")
         axes = tuple(every[axis] for axis in kind.axes)
         aim = self.aim.label if kind.needs_target else None
-        source = {SOURCE: inputs} if kind.through and model.side is not None else {}
+        source = {SOURCE: inputs} if kind.through and model.decoder_attention is not None else {}
         about = reading.about | source | {"measure": kind.name, "meaning": kind.meaning, "target": aim}
         about["exact"] = kind.joint is None or (not kind.through and model.n_heads <= CORNERS)
         provenance = model.provenance(reading.text, measure=kind.name, target=aim, layers=shown, heads=which)
@@ -311,7 +311,7 @@ class MeasuredText:
 # The order of sources
 
 
-@undisturbed()
+@standard_torch_state()
 def _order(
     limits: tuple[float | None, float | None],
     numbers: Numbers,

@@ -14,7 +14,7 @@ from identikit.attention.scores import ROLES, over_texts, scored
 from identikit.attention.tables import MEASURES
 from identikit.checks import known_names
 from identikit.models.model import Model
-from identikit.models.reading import readings
+from identikit.models.text_run import run_texts
 from identikit.progress import Progress
 from identikit.results.table import texts_table
 from identikit.results.words import Column, Paragraph, Table, mean_and_error, means_of, percent
@@ -65,7 +65,7 @@ class MeasuresJob:
         """Return what is read from each text."""
         options = self.options
         layers = model.attention_layers
-        texts = readings(model, task, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
+        texts = run_texts(model, task, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
         tokens = torch.tensor([len(text.tokens) for text in texts])
         measures = []
         scores = []

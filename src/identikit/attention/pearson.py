@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from identikit.checks import known
+from identikit.checks import known_name
 from identikit.errors import InputError
 from identikit.maths import measures
-from identikit.models.surroundings import undisturbed
+from identikit.models.isolation import standard_torch_state
 from identikit.shapes import Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Pearson:
 
     attention: "EffectiveAttention"
 
-    @undisturbed()
+    @standard_torch_state()
     def __call__(self, by: str | None = None) -> Tensor:
         """Return the correlation: overall one number over all layers and heads.
 
@@ -35,7 +35,7 @@ class Pearson:
         see c keys, NaN where no row does (rows without a null space correlate perfectly, and inflate the pool).
         """
         if by is not None:
-            known("pearson(by", by, _POOLS)
+            known_name("pearson(by", by, _POOLS)
         attention = self.attention
         if "_pearson_sums" not in attention.source.dims:
             raise InputError("The correlation exists for pieces, not for words or differences: use the whole result.")

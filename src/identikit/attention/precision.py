@@ -13,7 +13,7 @@ import torch
 from identikit.errors import ModelError
 from identikit.maths import linalg
 from identikit.maths.effective import lengths_of
-from identikit.models.load.weights import wider_dtype
+from identikit.models.load.weights import dtype_advice
 from identikit.models.taps.tap import AttentionCall
 from identikit.results.words import percent
 from identikit.shapes import Float, Int, Tensor
@@ -70,7 +70,7 @@ def recompute(call: AttentionCall, heads: Int[Tensor, "head"], projection: Float
         raise ModelError(
             f"Reading the attention of layer {call.layer}: its head outputs hold NaN or infinity in "
             f"{str(call.value.dtype).removeprefix('torch.')}, so no result can be computed from them. "
-            f"{wider_dtype(call.value.dtype)}"
+            f"{dtype_advice(call.value.dtype)}"
         )
     return Recomputed(output, norm, size, None if call.sink is None else mass)
 
@@ -203,7 +203,7 @@ def warn_of(layers: Sequence["Layer"], *, tolerance: float, stacklevel: int) -> 
             more = f" and {len(sizes) - _NAMED} more heads" if len(sizes) > _NAMED else ""
             what = words.format(max(sizes.values()))
             warnings.warn(
-                f"Do not trust {heads}{more}: {what}. {wider_dtype(dtype)} Or leave these heads out.",
+                f"Do not trust {heads}{more}: {what}. {dtype_advice(dtype)} Or leave these heads out.",
                 stacklevel=stacklevel,
             )
 
@@ -215,6 +215,6 @@ def _above(layer: "Layer", sizes: Float[Tensor, "head"], allowed: float) -> dict
         if not finite:
             raise ModelError(
                 f"Reading the attention of {name}: its effective attention is NaN or infinite. "
-                f"{wider_dtype(layer.call.value.dtype)}"
+                f"{dtype_advice(layer.call.value.dtype)}"
             )
     return {name: size for name, size in zip(names, sizes.tolist(), strict=True) if size > allowed}

@@ -25,7 +25,7 @@ from identikit.errors import InputError
 from identikit.maths.chain import Chain
 from identikit.maths.polytope.bounds import Wanted
 from identikit.maths.polytope.duals import Ends, exact_vertex, proposed_ends
-from identikit.models.surroundings import undisturbed
+from identikit.models.isolation import standard_torch_state
 from identikit.results.files import plain, write_file
 from identikit.results.result import Result
 from identikit.results.source import StoredArrays
@@ -217,7 +217,7 @@ class ProvableResult(Result):
         return saved
 
 
-@undisturbed()
+@standard_torch_state()
 def proof_of(result: Result, source: Provable) -> tuple[bytes, SavedProof]:
     """Return the proof of what a Result has selected as a file, and what it proves."""
     draft = ProofDraft()

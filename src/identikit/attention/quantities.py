@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import as_real, known_names, shortened
+from identikit.checks import as_float, known_names, shortened
 from identikit.errors import InputError
 from identikit.maths.polytope.bounds import Wanted
 from identikit.results.axis import Axis, Index
@@ -80,7 +80,7 @@ def _row_weights(attention: EffectiveAttention, given: object, weights: object) 
     if isinstance(given, Mapping):
         c = torch.zeros(1, n, dtype=torch.float64)
         for key, number in given.items():
-            value = as_real(number)
+            value = as_float(number)
             if value is None:
                 raise _unusable(weights, f"{shortened(number)} is not a number")
             c[0, list(attention.axis("key").sel(key).source_indices)] += value

@@ -14,7 +14,7 @@ from identikit.checks import function, no_effect, real_numbers
 from identikit.errors import InputError
 from identikit.maths import measures as correlation
 from identikit.maths.polytope.least_norm import least_norm
-from identikit.models.reading import Change
+from identikit.models.text_run import Change
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Index
 from identikit.results.gathered import largest_entries

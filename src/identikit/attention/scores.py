@@ -24,15 +24,15 @@ from identikit.checks import function, known_names, random_seed, shortened, whol
 from identikit.errors import InputError
 from identikit.maths.measures import mean_over_texts
 from identikit.maths.polytope.bounds import Wanted
+from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import Reading, readings
-from identikit.models.surroundings import undisturbed
+from identikit.models.text_run import TextRun, run_texts
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis, Index, selected_indices
 from identikit.results.result import Result
 from identikit.results.source import StoredArrays
 from identikit.shapes import Bool, Float, Int, Tensor
-from identikit.texts.text import is_several, keys_of
+from identikit.texts.text import is_text_list, key_batch
 
 SINK = 0.3  # of a head's attention on the first token, from which on it counts as a sink (Gu et al., 2024)
 _LONGEST = 2**24  # of the tokens that are repeated: more than anybody reads
@@ -145,7 +145,7 @@ def sink_rate(text: ScoredText) -> Tensor:
 
 
 @reporting
-@undisturbed()
+@standard_torch_state()
 def head_scores(
     model: Model | EffectiveAttention,
     texts: object = None,
@@ -177,7 +177,7 @@ def head_scores(
     progress = function("progress", progress)
     if isinstance(model, EffectiveAttention):
         captured = recaptured(model, "head_scores", {"texts": texts, "layers": layers, "heads": heads})
-        if captured.reading.model.side == "cross":
+        if captured.reading.model.decoder_attention == "cross":
             names = _across(names, scores)
         parts = [scored(captured, [ROLES[name] for name in names], bounding)]
         result = scores_result(captured.reading, captured.reading.text, parts, names, model.layers, model.heads)
@@ -185,21 +185,21 @@ def head_scores(
     model = checked_model(model)
     if model.modality != "text":
         raise InputError(f"head_scores compares tokens, and {model.name} reads {model.modality}s.")
-    wanted = model.attending(layers)
+    wanted = model.select_layers(layers)
     which = selected_indices("head", heads, model.n_heads)
-    read = readings(model, texts, layers=wanted, truncate=truncate)
+    read = run_texts(model, texts, layers=wanted, truncate=truncate)
     parts = []
     for place, reading in enumerate(read):
         captured = captured_attention(reading, layers=wanted, heads=which).captured()
         limited = bounding.shared(len(read) - place)
         parts.append(scored(captured, [ROLES[name] for name in names], limited))
         progress("head scores, texts", place + 1, len(read))
-    text = [reading.text for reading in read] if is_several(texts) else read[0].text
+    text = [reading.text for reading in read] if is_text_list(texts) else read[0].text
     result = scores_result(read[0], text, parts, names, wanted, which)
 
     def captured_again() -> list[Captured]:
         model.check_unchanged(result.provenance.weights)
-        again = readings(model, texts, layers=wanted, truncate=truncate)
+        again = run_texts(model, texts, layers=wanted, truncate=truncate)
         return [captured_attention(one, layers=wanted, heads=which).captured() for one in again]
 
     return _provable(result, captured_again)
@@ -222,7 +222,7 @@ def _provable(result: HeadScores, captured: Callable[[], list[Captured]]) -> Hea
 
 
 def scores_result(
-    read: Reading, text: Any, parts: list[Tensor], names: Sequence[str], layers: Sequence[int], heads: Sequence[int]
+    read: TextRun, text: Any, parts: list[Tensor], names: Sequence[str], layers: Sequence[int], heads: Sequence[int]
 ) -> HeadScores:
     """Return what the heads of one or several texts score, each of which was `scored`; `read` is one of them."""
     provenance = read.model.provenance(text, scores=names, layers=layers, heads=heads)
@@ -264,12 +264,12 @@ def _patterns(
 ) -> Iterator[tuple[Layer, Float[Tensor, "query score key"], Bool[Tensor, "query score"]]]:
     """Yield each layer with the patterns of its visible keys, and which rows have a target for which score."""
     reading = captured.reading
-    seen = keys_of(reading.batch, reading.model.side)
+    seen = key_batch(reading.batch, reading.model.decoder_attention)
     ids, key_ids = (None if batch.ids is None else batch.ids[0].cpu() for batch in (reading.batch, seen))
     if ids is None or key_ids is None or reading.batch.images is not None:  # all tokens of images have one id
         numbers = {name: number for number, name in enumerate(dict.fromkeys((*reading.tokens, *reading.keys)))}
         ids, key_ids = (torch.tensor([numbers[name] for name in names]) for names in (reading.tokens, reading.keys))
-    text = ScoredText(ids, key_ids, seen.special[0].cpu(), reading.model.side == "cross")
+    text = ScoredText(ids, key_ids, seen.special[0].cpu(), reading.model.decoder_attention == "cross")
     every = torch.stack([role.pattern(text).double() for role in roles], dim=1)
     for layer in captured.layers:
         queries, keys = (torch.arange(len(part), device=layer.heads.device) for part in (ids, key_ids))

@@ -17,8 +17,8 @@ from identikit.errors import InputError
 from identikit.models.blocks import Trace
 from identikit.models.load.linear import linear_weight
 from identikit.models.model import Model
-from identikit.models.reading import Reading
 from identikit.models.taps.tap import AttentionCall
+from identikit.models.text_run import TextRun
 from identikit.shapes import Float, Tensor
 
 _FAR = 1e3  # how large the input is that shows a norm's gains
@@ -67,7 +67,7 @@ class WatchedRun(NamedTuple):
     calls: dict[int, list[_ModuleCall]]
 
 
-def watched_run(reading: Reading) -> WatchedRun:
+def watched_run(reading: TextRun) -> WatchedRun:
     """Run a text again and keep what every module that makes a vector of each token's vector was given, and made."""
     model = reading.model
     calls: dict[int, list[_ModuleCall]] = defaultdict(list)
@@ -144,7 +144,7 @@ def frozen_norm(model: Model, call: _ModuleCall) -> FrozenNorm:
     sign = torch.ones_like(call.given[:1])
     sign[:, 1::2] = -1.0
     dtype = next(call.module.parameters()).dtype
-    with model.ready():
+    with model.prepared():
         offset, far = (call.module(scale * sign[None].to(dtype))[0].double() for scale in (0.0, _FAR))
     gain = ((far - offset) * sign)[0]
     for centred in (True, False):

@@ -15,9 +15,9 @@ from identikit.attention.captured import Captured
 from identikit.attention.layer import Layer
 from identikit.errors import InputError
 from identikit.maths.polytope.rows import Rows
-from identikit.models.decoder import DecoderModel, side_of
+from identikit.models.decoder import DecoderModel, model_for_attention
 from identikit.models.model import Model
-from identikit.models.reading import read_again
+from identikit.models.text_run import rerun_with
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import TokenBatch
 
@@ -73,7 +73,7 @@ def walk_of(captured: Captured) -> Walk:
     reading = captured.reading
     model = reading.model
     n = len(reading.tokens)
-    if model.side is None:
+    if model.decoder_attention is None:
         layers = range(len(captured.layers))
         return Walk(tuple((captured, place) for place in layers), n, n, None, list(layers))
     if not isinstance(model, DecoderModel):
@@ -88,7 +88,7 @@ def walk_of(captured: Captured) -> Walk:
     behind = slice(n, n + len(source.tokens[0]))
 
     def of(stack: Model, batch: TokenBatch) -> Captured:
-        again = read_again(reading, stack, batch)
+        again = rerun_with(reading, stack, batch)
         heads = range(stack.n_heads)
         layers = (Layer.of(again, layer, heads, captured.layers[0].options) for layer in stack.attention_layers)
         return Captured(again, tuple(layers), {})
@@ -97,7 +97,7 @@ def walk_of(captured: Captured) -> Walk:
     below = of(encoder, source)
     places = [(below, place) for place in range(len(below.layers))]
     spans = [(behind, behind)] * len(places)
-    own, cross = (of(side_of(encoder, side), reading.batch) for side in ("decoder", "cross"))
+    own, cross = (of(model_for_attention(encoder, side), reading.batch) for side in ("decoder", "cross"))
     ends = []
     for place in range(len(captured.layers)):
         places += [(own, place), (cross, place)]

@@ -18,18 +18,18 @@ from identikit.maths import jacobian
 from identikit.maths import mixing as maths
 from identikit.maths.mixing import Mixing
 from identikit.maths.threads import calm
-from identikit.models.decoder import inputs_of, looking
-from identikit.models.load.weights import wider_dtype
+from identikit.models.decoder import input_facts, model_and_texts
+from identikit.models.isolation import standard_torch_state
+from identikit.models.load.weights import dtype_advice
 from identikit.models.model import Model
-from identikit.models.reading import Reading, unread
-from identikit.models.surroundings import undisturbed
+from identikit.models.text_run import TextRun, prepare_texts
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index
 from identikit.results.several import Results, of_texts
 from identikit.results.source import StoredArrays
 from identikit.shapes import Tensor
 from identikit.texts.chat import text_or_messages
-from identikit.texts.text import SOURCE, is_several
+from identikit.texts.text import SOURCE, is_text_list
 
 _DIMS = ("layer", "input", "output")
 _ONE_GRADIENT = "a target has one gradient, and it is exact"
@@ -37,7 +37,7 @@ _ONE_GRADIENT = "a target has one gradient, and it is exact"
 
 @of_texts
 @reporting
-@undisturbed()
+@standard_torch_state()
 def token_attribution(
     model: Model,
     text: object = None,
@@ -88,11 +88,11 @@ def token_attribution(
     """
     progress = function("progress", progress)
     text = text_or_messages(text, messages)
-    several = is_several(text)
+    several = is_text_list(text)
     side = None if target_text is None and generate is None else "decoder"
-    model, text = looking(model, text, side, target_text, generate, truncate=truncate, max_tokens=max_tokens)
+    model, text = model_and_texts(model, text, side, target_text, generate, truncate=truncate, max_tokens=max_tokens)
     options = AttributionOptions(probes, norm, source, precision, seed).checked(model, layers)
-    texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
+    texts = prepare_texts(model, text, truncate=truncate, max_tokens=max_tokens)
     if target is not None:
         for name, value in {"layers": layers, "targets": targets}.items():
             no_effect(name, value, _ONE_GRADIENT)
@@ -105,12 +105,12 @@ def token_attribution(
     return Results(results) if several else results[0]
 
 
-def _inputs(reading: Reading) -> int:
+def _inputs(reading: TextRun) -> int:
     """Return how many tokens are inputs."""
-    return len(inputs_of(reading)["tokens"])
+    return len(input_facts(reading)["tokens"])
 
 
-def _outputs(texts: Sequence[Reading], target: object, options: Request, progress: Progress) -> list[OutputAttribution]:
+def _outputs(texts: Sequence[TextRun], target: object, options: Request, progress: Progress) -> list[OutputAttribution]:
     for name in ("probes", "norm", "precision", "seed"):
         value = getattr(options, name)
         no_effect(name, None if value == getattr(AttributionOptions, name) else value, _ONE_GRADIENT)
@@ -122,7 +122,7 @@ def _outputs(texts: Sequence[Reading], target: object, options: Request, progres
 
 
 def attribute(
-    texts: Sequence[Reading], options: Request, *, targets: Index = None, progress: Progress = silent
+    texts: Sequence[TextRun], options: Request, *, targets: Index = None, progress: Progress = silent
 ) -> list[TokenAttribution]:
     """Attribute texts of one model that are encoded already, and perhaps run; `options` were checked."""
     model = texts[0].model
@@ -153,7 +153,7 @@ def attribute(
     return [results[place] for place in range(len(texts))]
 
 
-def _positions(texts: Sequence[Reading], place: int, targets: Index) -> tuple[int, ...]:
+def _positions(texts: Sequence[TextRun], place: int, targets: Index) -> tuple[int, ...]:
     """Return the positions of the targets in one of the texts."""
     tokens = texts[place].tokens
     try:
@@ -165,7 +165,7 @@ def _positions(texts: Sequence[Reading], place: int, targets: Index) -> tuple[in
         raise InputError(f"In texts[{place}], {message[0].lower()}{message[1:]}") from None
 
 
-def _attributed(reading: Reading, options: Request, measured: Tensor, engine: str) -> TokenAttribution:
+def _attributed(reading: TextRun, options: Request, measured: Tensor, engine: str) -> TokenAttribution:
     model = reading.model
     tokens = reading.tokens
     _check_overflow(measured, options, model)
@@ -177,7 +177,7 @@ def _attributed(reading: Reading, options: Request, measured: Tensor, engine: st
         arrays = {"contribution": contribution, "stderr": stderr}
     targets = tuple(range(len(tokens))) if options.targets is None else options.targets
     facts = reading.about
-    inputs = inputs_of(reading)
+    inputs = input_facts(reading)
     if len(inputs["tokens"]) > len(tokens):
         facts[SOURCE] = inputs
     axes = (
@@ -204,7 +204,7 @@ def _attributed(reading: Reading, options: Request, measured: Tensor, engine: st
         engine=engine,
         layers=options.layers,
         targets=options.targets,
-        **({} if model.side is None else {"attention": model.side}),
+        **({} if model.decoder_attention is None else {"attention": model.decoder_attention}),
     )
     return TokenAttribution(axes, StoredArrays(arrays, dict.fromkeys(arrays, _DIMS)), provenance, about)
 
@@ -219,11 +219,11 @@ def _check_overflow(measured: Tensor, options: Request, model: Model) -> None:
     before = f" Or ask only for layers before {layer}." if layer else ""
     raise InputError(
         f"Derivatives of {model.name} overflow in {str(model.dtype).removeprefix('torch.')} from layer {layer} on: "
-        f"{shares[layer]:.0%} of that layer are not finite. {wider_dtype(model.dtype)}{before}"
+        f"{shares[layer]:.0%} of that layer are not finite. {dtype_advice(model.dtype)}{before}"
     )
 
 
-def _underflow(measured: Tensor, reading: Reading, options: Request) -> list[float] | None:
+def _underflow(measured: Tensor, reading: TextRun, options: Request) -> list[float] | None:
     """Return, by layer, which share of the pairs of tokens that attention connects came out as exactly 0.
 
     Attention connects two tokens where its weights lead from one to the other through the layers. None where it cannot
@@ -252,7 +252,7 @@ def _underflow(measured: Tensor, reading: Reading, options: Request) -> list[flo
     ]
 
 
-def _position(reading: Reading, name: str) -> int | None:
+def _position(reading: TextRun, name: str) -> int | None:
     """Return where the first [CLS] or [SEP] stands, by the tokenizer's own name for it."""
     wanted = getattr(reading.model.tokenizer, f"{name}_token", None) or f"[{name.upper()}]"
     special = reading.batch.special[0].tolist()

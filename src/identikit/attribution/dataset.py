@@ -13,7 +13,7 @@ from identikit.attribution.attribute import attribute, mixing
 from identikit.attribution.plan import warning_ahead
 from identikit.attribution.request import AttributionOptions
 from identikit.attribution.tables import ATTRIBUTION
-from identikit.checks import known
+from identikit.checks import known_name
 from identikit.maths.jacobian import NORMS
 from identikit.maths.mixing import (
     GROUPS,
@@ -25,18 +25,18 @@ from identikit.maths.mixing import (
     tag_boxes,
 )
 from identikit.models.model import Model
-from identikit.models.reading import unread
+from identikit.models.text_run import prepare_texts
 from identikit.progress import Progress
 from identikit.results.table import texts_table
 from identikit.runs.run import Numbers, Run, Stored, together
 from identikit.runs.store import write_tables
 from identikit.shapes import Bool, Float, Tensor
-from identikit.texts.text import Encoded, Text
+from identikit.texts.text import EncodedText, Text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Tagger = Callable[[Encoded], tuple[str, ...]]
+Tagger = Callable[[EncodedText], tuple[str, ...]]
 _GROUPS = ("group_sums", "group_tokens")
 _OFFSETS = ("offsets", "to_cls", "around_separator")
 
@@ -71,7 +71,7 @@ class AttributionJob:
     def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
         """Return the statistics of the texts together, and the readings of each token."""
         options = self.options
-        readings = unread(model, task, truncate=options.truncate, max_tokens=options.max_tokens)
+        readings = prepare_texts(model, task, truncate=options.truncate, max_tokens=options.max_tokens)
         results = attribute(readings, options.checked(model), progress=progress)
         maps = [result.whole().cpu() for result in results]
         own = torch.cat([own_contribution(contribution).mT for contribution in maps])
@@ -83,7 +83,7 @@ class AttributionJob:
         return pack(reduce(Mixing.merge, map(unpack, parts)))
 
 
-def encoded_texts(model: Model, texts: list[Text], options: AttributionOptions) -> list[Encoded]:
+def encoded_texts(model: Model, texts: list[Text], options: AttributionOptions) -> list[EncodedText]:
     """Return texts as tokens."""
     return model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
 
@@ -112,7 +112,7 @@ def attribution_statistics(
     model: Model, texts: list[Text], run: Run, options: AttributionOptions
 ) -> tuple[Mixing, PerToken]:
     """Gather the readings of a dataset, and those of each token; this needs no pandas."""
-    known("norm", options.norm, tuple(NORMS))  # Fisher's is of the last layer alone
+    known_name("norm", options.norm, tuple(NORMS))  # Fisher's is of the last layer alone
     encoded = encoded_texts(model, texts, options)
 
     def before(missing: list[int]) -> None:
@@ -184,7 +184,7 @@ def _offset_table(name: str, part: Offsets) -> "DataFrame":
     )
 
 
-def _token_table(encoded: list[Encoded], tokens: PerToken) -> "DataFrame":
+def _token_table(encoded: list[EncodedText], tokens: PerToken) -> "DataFrame":
     from pandas import DataFrame
 
     n_layers = tokens.own.shape[1]

@@ -10,27 +10,29 @@ from identikit.attribution.request import forward_mode
 from identikit.attribution.result import OutputAttribution
 from identikit.errors import InputError, ModelError
 from identikit.maths import jacobian
-from identikit.models.decoder import inputs_of, stacks
+from identikit.models.decoder import input_facts, stacks_of
 from identikit.models.load.check import TOLERANCE
-from identikit.models.load.weights import wider_dtype
-from identikit.models.machine import derivatives
+from identikit.models.load.weights import dtype_advice
+from identikit.models.machine import differentiable_attention
 from identikit.models.model import Model
-from identikit.models.onward import EMBEDDING, FIRST_BLOCK, onward
-from identikit.models.reading import Reading, joined_facts
-from identikit.models.target import Target, checked_target, run_once
+from identikit.models.partial_run import EMBEDDING, FIRST_BLOCK, run_from
+from identikit.models.target import Target, checked_target, with_trace
+from identikit.models.text_run import TextRun, join_facts
 from identikit.results.axis import Axis
 from identikit.results.source import StoredArrays
 from identikit.shapes import Float, Tensor
 
 
-def attribute_output(reading: Reading, target: object, *, source: str = "before") -> OutputAttribution:
+def attribute_output(reading: TextRun, target: object, *, source: str = "before") -> OutputAttribution:
     """Attribute a target of a text to its tokens; a list holds several targets, and gives an axis of them."""
     targets = checked_targets(reading, target)
     first = targets[0]
     after = EMBEDDING if source == "before" else FIRST_BLOCK
     entering, gradients = _gradients(targets, after)
     by_entering = gradients
-    if any(stack.family.embedding is not None for stack, _ in stacks(reading)):  # a norm comes first: along x it has 0
+    if any(
+        stack.family.embedding is not None for stack, _ in stacks_of(reading)
+    ):  # a norm comes first: along x it has 0
         entering, by_entering = _gradients(targets, FIRST_BLOCK)
     lengths = torch.linalg.vector_norm(gradients, dim=-1, dtype=torch.promote_types(gradients.dtype, torch.float32))
     arrays = {
@@ -53,12 +55,12 @@ def attribute_output(reading: Reading, target: object, *, source: str = "before"
     return OutputAttribution(axes, StoredArrays(arrays, dict.fromkeys(arrays, ("target", "input"))), provenance, about)
 
 
-def checked_targets(reading: Reading, target: object) -> list[Target]:
+def checked_targets(reading: TextRun, target: object) -> list[Target]:
     """Return one target, or those of a list, of one text; refuse those that cannot stand side by side."""
     several: Sequence[object] = target if isinstance(target, list) else [target]
     if not several:
         raise InputError("target=[] cannot be used: the list is empty. Give at least one target.")
-    reading = run_once(reading)
+    reading = with_trace(reading)
     targets = [checked_target(reading.model, reading, each) for each in several]
     labels = [each.label for each in targets]
     for label in labels:
@@ -70,16 +72,16 @@ def checked_targets(reading: Reading, target: object) -> list[Target]:
     return targets
 
 
-def parts_about(parts: Sequence[Reading]) -> dict[str, list[Any]]:
+def parts_about(parts: Sequence[TextRun]) -> dict[str, list[Any]]:
     """Return what a Result keeps of texts whose inputs stand one after another."""
-    return joined_facts([inputs_of(part) for part in parts])
+    return join_facts([input_facts(part) for part in parts])
 
 
 def _gradients(targets: Sequence[Target], after: int) -> tuple[Tensor, Float[Tensor, "target n d_x"]]:
     """Return the input vectors, those of a source after the text's own, and each target's derivatives by them."""
     vectors = []
     found = []
-    for stack, _ in stacks(targets[0].parts[0]):
+    for stack, _ in stacks_of(targets[0].parts[0]):
         vectors.append(targets[0].inputs(after, stack))
         found.append(torch.stack([_gradient(each, vectors[-1], after, stack) for each in targets]))
     return torch.cat(vectors), torch.cat(found, dim=1).cpu()
@@ -88,29 +90,29 @@ def _gradients(targets: Sequence[Target], after: int) -> tuple[Tensor, Float[Ten
 def _gradient(target: Target, inputs: Float[Tensor, "n d_x"], after: int, stack: Model) -> Float[Tensor, "n d_x"]:
     vectors = inputs[None].detach().clone()
     model = target.parts[0].model
-    with model.switched(), derivatives(), torch.enable_grad():
+    with model.tapped(), differentiable_attention(), torch.enable_grad():
         vectors.requires_grad_()
         value = target.of_inputs(vectors, after, stack).sum()
         (gradient,) = torch.autograd.grad(value, vectors, materialize_grads=True)
     if not gradient.isfinite().all():
         raise InputError(
             f"The derivatives of {target.label} overflow in {str(model.dtype).removeprefix('torch.')}. "
-            f"{wider_dtype(model.dtype)}"
+            f"{dtype_advice(model.dtype)}"
         )
     return gradient[0]
 
 
-def fisher_roots(reading: Reading, positions: Sequence[int] | None) -> Float[Tensor, "output d d"]:
+def fisher_roots(reading: TextRun, positions: Sequence[int] | None) -> Float[Tensor, "output d d"]:
     """Return `jacobian.fisher_root` of the probabilities at each position (None: at all of them)."""
-    reading = run_once(reading)
+    reading = with_trace(reading)
     assert reading.trace is not None
     hidden = reading.trace.hidden[-1][0]
     places = range(len(hidden)) if positions is None else positions
-    with reading.model.alone(), forward_mode():
+    with reading.model.exclusive(), forward_mode():
         return torch.stack([_fisher_root(reading, hidden[place], place) for place in places]).to(hidden)
 
 
-def _fisher_root(reading: Reading, vector: Float[Tensor, "d"], place: int) -> Float[Tensor, "d d"]:
+def _fisher_root(reading: TextRun, vector: Float[Tensor, "d"], place: int) -> Float[Tensor, "d d"]:
     """Differentiate the head at one hidden vector: every position holds it, and carries a direction of its own."""
     model = reading.model
     n = len(reading.tokens)
@@ -121,7 +123,7 @@ def _fisher_root(reading: Reading, vector: Float[Tensor, "d"], place: int) -> Fl
     states = vector.expand_as(tangents).contiguous()
 
     def head(vectors: Tensor) -> Tensor:
-        logits = onward(model, reading.batch, vectors, model.n_layers - 1).logits
+        logits = run_from(model, reading.batch, vectors, model.n_layers - 1).logits
         assert logits is not None
         return logits
 

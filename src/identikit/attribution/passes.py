@@ -26,25 +26,25 @@ from identikit.attribution.request import (
     scaled,
     sees_no_later_token,
 )
-from identikit.models.blocks import Reached, first_output
-from identikit.models.decoder import stacks
-from identikit.models.machine import derivatives, products
+from identikit.models.blocks import StopRun, first_output
+from identikit.models.decoder import stacks_of
+from identikit.models.machine import differentiable_attention, product_precision
 from identikit.models.model import Block, Model, Split
-from identikit.models.onward import EMBEDDING, FIRST_BLOCK, enter
-from identikit.models.reading import Reading
+from identikit.models.partial_run import EMBEDDING, FIRST_BLOCK, replace_input
 from identikit.models.taps.tap import AttentionCall
+from identikit.models.text_run import TextRun
 from identikit.shapes import Float, Tensor
 from identikit.texts.text import TokenBatch
 
 
-def generic(reading: Reading, options: Request, *, chunk: int, tick: Tick) -> Tensor:
+def generic(reading: TextRun, options: Request, *, chunk: int, tick: Tick) -> Tensor:
     """Go forward with the tangents of `chunk` inputs at a time."""
-    with reading.model.alone(), forward_mode(), products(options.precision):
+    with reading.model.exclusive(), forward_mode(), product_precision(options.precision):
         run = _by_block if reading.model.family.splits else _through_all
         return run(reading, options, chunk, tick)
 
 
-def _by_block(reading: Reading, options: Request, chunk: int, tick: Tick) -> Tensor:
+def _by_block(reading: TextRun, options: Request, chunk: int, tick: Tick) -> Tensor:
     """Go through one block after another. Where no token sees a later one, tokens before the chunk are left out."""
     with reading.split() as split:
         n = split.inputs.shape[1]
@@ -115,13 +115,13 @@ def _narrows(split: Split) -> bool:
     return True
 
 
-def _through_all(reading: Reading, options: Request, chunk: int, tick: Tick) -> Tensor:
+def _through_all(reading: TextRun, options: Request, chunk: int, tick: Tick) -> Tensor:
     """Go through the whole model at once, for models that do not split: from each stack's inputs in turn."""
-    answers = [_from_stack(reading, *stack, options, chunk, tick) for stack in stacks(reading)]
+    answers = [_from_stack(reading, *stack, options, chunk, tick) for stack in stacks_of(reading)]
     return torch.cat(answers, dim=1)
 
 
-def _from_stack(reading: Reading, stack: Model, batch: TokenBatch, options: Request, chunk: int, tick: Tick) -> Tensor:
+def _from_stack(reading: TextRun, stack: Model, batch: TokenBatch, options: Request, chunk: int, tick: Tick) -> Tensor:
     """Go through the whole model from the inputs of one stack, which reads the batch."""
     model = reading.model
     trace = stack.trace(batch) if reading.trace is None or stack is not model else reading.trace
@@ -148,13 +148,13 @@ def _from_stack(reading: Reading, stack: Model, batch: TokenBatch, options: Requ
     return answer.cpu()
 
 
-def reverse(reading: Reading, options: Request, *, chunk: int, tick: Tick) -> Tensor:
+def reverse(reading: TextRun, options: Request, *, chunk: int, tick: Tick) -> Tensor:
     """Go backward from `chunk` targets at a time, once for each direction of the target's vector.
 
     The sum of a vector's components is a single direction, so that norm takes one pass per target.
     """
     model = reading.model
-    with reading.split() as split, derivatives(), products(options.precision):
+    with reading.split() as split, differentiable_attention(), product_precision(options.precision):
         x = split.blocks[0].input if options.source == "after" else split.inputs
         n = x.shape[1]
         targets = list(range(n)) if options.targets is None else list(options.targets)
@@ -183,7 +183,7 @@ def reverse(reading: Reading, options: Request, *, chunk: int, tick: Tick) -> Te
     return answer.cpu()
 
 
-def _outputs(reading: Reading, stack: Model, vectors: Tensor, after: int, depth: int) -> list[Tensor]:
+def _outputs(reading: TextRun, stack: Model, vectors: Tensor, after: int, depth: int) -> list[Tensor]:
     """Run a model that does not split, with vectors entering a stack, up to block `depth`; its blocks are distinct."""
     model = reading.model
     outputs: list[Tensor] = []
@@ -192,10 +192,10 @@ def _outputs(reading: Reading, stack: Model, vectors: Tensor, after: int, depth:
         hidden = first_output(output)
         outputs.append(hidden.transpose(0, 1) if model.family.sequence_first else hidden)
         if len(outputs) == depth:
-            raise Reached  # before the language-model head, which would cost more than the blocks
+            raise StopRun  # before the language-model head, which would cost more than the blocks
 
-    with model.alone(), ExitStack() as hooks, suppress(Reached):
-        enter(hooks, stack, vectors, after)
+    with model.exclusive(), ExitStack() as hooks, suppress(StopRun):
+        replace_input(hooks, stack, vectors, after)
         for block in model.blocks:
             hooks.callback(block.register_forward_hook(leave).remove)
         model.trace(reading.batch)

@@ -14,11 +14,11 @@ from identikit.attribution.request import FISHER, AttributionOptions, Request, T
 from identikit.errors import InputError
 from identikit.maths.jacobian import folds
 from identikit.models.decoder import DecoderModel
-from identikit.models.load.linear import matrices
+from identikit.models.load.linear import matrix_shapes
 from identikit.models.load.size import Sizes
-from identikit.models.machine import duration, free_bytes, product_rate
+from identikit.models.machine import format_duration, free_bytes, product_rate
 from identikit.models.model import Model
-from identikit.models.reading import Reading
+from identikit.models.text_run import TextRun
 from identikit.shapes import Tensor
 
 LONG_SECONDS = {"cpu": 60.0}  # from here on a warning gives the cost beforehand; on a GPU from 10 seconds on
@@ -95,7 +95,7 @@ class AttributionPlan:
         in_flight = max if self.engine == "sweep" else min
         return int(self.held + self.tangents + in_flight(self.working, self.chunk * self.unit))
 
-    def run(self, texts: Sequence[Reading], options: Sequence[Request], tick: Tick) -> list[Tensor]:
+    def run(self, texts: Sequence[TextRun], options: Sequence[Request], tick: Tick) -> list[Tensor]:
         """Run the engine on texts; see `sweep` for what their options may differ in."""
         if self.engine == "sweep":
             return sweep.sweep(texts, options, chunk=self.chunk, together=self.together, tick=tick)
@@ -144,11 +144,11 @@ def warning_ahead(model: Model, lengths: Sequence[int], options: Request) -> str
     faster = ""
     for fewer in _with_fewer_probes(model, options):  # the most that are not long, or else the fewest
         taken = expected_seconds(model, lengths, fewer)
-        faster = f" With probes={fewer.probes} it takes {duration(taken)}." if taken < 0.7 * seconds else ""
+        faster = f" With probes={fewer.probes} it takes {format_duration(taken)}." if taken < 0.7 * seconds else ""
         if taken <= limit:
             break
     memory = f"{peak / 2**30:.1f} GiB of memory"
-    return f"Attribution takes about {duration(seconds)} and {memory} on this machine.{faster}"
+    return f"Attribution takes about {format_duration(seconds)} and {memory} on this machine.{faster}"
 
 
 def affordable_probes(model: Model | Sizes, n: int) -> int | str:
@@ -250,7 +250,7 @@ def _joined(plans: Sequence[AttributionPlan]) -> AttributionPlan:
 def _engines(model: Model | Sizes, n: int, options: Request) -> list[AttributionPlan]:
     """Return what each engine that can do it would take, one unit at a time."""
     blocks = [*model.blocks, *(model.encoder.blocks if isinstance(model, DecoderModel) else ())]
-    sizes = sum(math.prod(shape) for block in blocks for shape in matrices(block))
+    sizes = sum(math.prod(shape) for block in blocks for shape in matrix_shapes(block))
     one_pass = 2 * n * sizes / model.n_layers
     basis = model.d_model if options.source == "after" else model.d_input
     plans = [_generic(model, n, options, basis, one_pass)]

@@ -10,13 +10,13 @@ import torch
 from torch.autograd import forward_ad
 from torch.func import jvp, vmap
 
-from identikit.checks import known, random_seed, shortened, whole_number
+from identikit.checks import known_name, random_seed, shortened, whole_number
 from identikit.errors import InputError
 from identikit.maths import jacobian
+from identikit.models.isolation import standard_torch_state
 from identikit.models.load.size import Sizes
-from identikit.models.machine import PRECISIONS, derivatives
+from identikit.models.machine import PRECISIONS, differentiable_attention
 from identikit.models.model import Model, Split
-from identikit.models.surroundings import undisturbed
 from identikit.models.taps.tap import AttentionCall
 from identikit.results.axis import Index, selected_indices
 from identikit.shapes import Float, Int, Tensor
@@ -42,11 +42,11 @@ class AttributionOptions:
 
     def checked(self, model: Model | Sizes, layers: Index = None) -> "Request":
         """Return what engines are asked for; raises an InputError for what they cannot be asked."""
-        known("norm", self.norm, (*jacobian.NORMS, FISHER))
+        known_name("norm", self.norm, (*jacobian.NORMS, FISHER))
         if self.norm == FISHER and isinstance(model, Model):
             layers = _last_layer(model, layers)
-        known("source", self.source, SOURCES)
-        known("precision", self.precision, PRECISIONS)
+        known_name("source", self.source, SOURCES)
+        known_name("precision", self.precision, PRECISIONS)
         most = model.d_model if self.source == "after" else model.d_input
         probes = self.probes
         if isinstance(probes, str) and probes != "exact":
@@ -251,7 +251,7 @@ def in_chunks(total: int, size: int, work: Callable[[int, int], None]) -> None:
 @contextmanager
 def forward_mode() -> Iterator[None]:
     """Compute derivatives forward: attention by the kernel that has them."""
-    with undisturbed(), derivatives():
+    with standard_torch_state(), differentiable_attention():
         if forward_ad._current_level >= 0:
             raise InputError(
                 "Attributing a text: forward-mode differentiation (torch.autograd.forward_ad or torch.func.jvp) is "

@@ -10,14 +10,14 @@ import torch
 
 from identikit.attribution.outputs import checked_targets, parts_about
 from identikit.attribution.result import Scores
-from identikit.checks import function, is_collection, is_unicode, known, shortened, whole_number
+from identikit.checks import function, is_collection, is_unicode, known_name, shortened, whole_number
 from identikit.errors import InputError
-from identikit.models.machine import derivatives
+from identikit.models.isolation import standard_torch_state
+from identikit.models.machine import differentiable_attention
 from identikit.models.model import Model, checked_model
-from identikit.models.onward import FIRST_BLOCK
-from identikit.models.reading import unread
-from identikit.models.surroundings import undisturbed
+from identikit.models.partial_run import FIRST_BLOCK
 from identikit.models.target import PREDICTION, Target
+from identikit.models.text_run import prepare_texts
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis
 from identikit.results.provenance import Provenance, package_versions, text_hash
@@ -25,7 +25,7 @@ from identikit.results.result import Result
 from identikit.results.several import Results, of_texts
 from identikit.results.source import StoredArrays
 from identikit.shapes import Float, Tensor
-from identikit.texts.text import is_several
+from identikit.texts.text import is_text_list
 
 AXES = ("layer", "output", "input")
 BASELINES = ("zero", "mask", "pad")
@@ -88,7 +88,7 @@ def _scores(numbers: Tensor, about: Mapping[str, Any], provenance: Provenance) -
 
 @of_texts
 @reporting
-@undisturbed()
+@standard_torch_state()
 def captum_attribution(
     model: Model,
     text: object,
@@ -118,18 +118,18 @@ def captum_attribution(
     """
     model = checked_model(model)
     progress = function("progress", progress)
-    compute = METHODS[known("method", method, tuple(METHODS))]
-    known("baseline", baseline, BASELINES)
+    compute = METHODS[known_name("method", method, tuple(METHODS))]
+    known_name("baseline", baseline, BASELINES)
     steps = whole_number("steps", steps, least=1)
     if isinstance(target, list):
         raise InputError("captum_attribution takes one target: a list of several cannot be used.")
     _captum()
     found = []
-    texts = unread(model, text, truncate=truncate, max_tokens=max_tokens)
+    texts = prepare_texts(model, text, truncate=truncate, max_tokens=max_tokens)
     for done, reading in enumerate(texts):
         (aim,) = checked_targets(reading, target)
         start = _baseline(aim, baseline)
-        with model.switched(), derivatives():
+        with model.tapped(), differentiable_attention():
             numbers = compute(aim, start, steps)
         value, at_baseline = _number(aim)(torch.stack([aim.inputs(FIRST_BLOCK), start])).tolist()
         details = {"value": value, "baseline": baseline, "baseline_value": at_baseline}
@@ -140,7 +140,7 @@ def captum_attribution(
         provenance = model.provenance(reading.text, **settings, captum=_captum().__version__)
         found.append(_scores(numbers.cpu(), about, provenance))
         progress("attribution by Captum, texts", done + 1, len(texts))
-    return Results(found) if is_several(text) else found[0]
+    return Results(found) if is_text_list(text) else found[0]
 
 
 def _captum() -> ModuleType:

@@ -27,17 +27,17 @@ from identikit.attribution.request import (
 )
 from identikit.maths import jacobian
 from identikit.maths.jacobian import BlockDerivative
-from identikit.models.machine import products
-from identikit.models.reading import Reading
+from identikit.models.machine import product_precision
+from identikit.models.text_run import TextRun
 from identikit.shapes import Float, Tensor
-from identikit.texts.text import stacked
+from identikit.texts.text import stack_batches
 
 KEYS = 8  # on a GPU, keys are made a multiple of this
 TRIES = 4  # where a block makes tangents overflow, each with smaller ones
 
 
 def sweep(
-    texts: Sequence[Reading], options: Sequence[Request], *, chunk: int, together: int, tick: Tick
+    texts: Sequence[TextRun], options: Sequence[Request], *, chunk: int, together: int, tick: Tick
 ) -> list[Tensor]:
     """Push tangents through all layers: `together` inputs in a round, counted on from text to text, `chunk` at a time.
 
@@ -48,8 +48,10 @@ def sweep(
     rounded = "full" if asked.precision == "full" else "tf32"  # of what prepares the sweep
     lengths = [len(text.tokens) for text in texts]
     alone = len(texts) == 1
-    taken_apart = texts[0].split() if alone else model.split(stacked([text.batch for text in texts], model.pad_id))
-    with taken_apart as split, forward_mode(), products(rounded):
+    taken_apart = (
+        texts[0].split() if alone else model.split(stack_batches([text.batch for text in texts], model.pad_id))
+    )
+    with taken_apart as split, forward_mode(), product_precision(rounded):
         dtype = torch.bfloat16 if asked.precision == "bfloat16" else split.inputs.dtype
         depth = max(asked.layers) + 1
         starts = first_tangents(split, options, lengths, dtype)

@@ -162,7 +162,7 @@ def _explained(
     """
     from identikit.cli.terminal import step_progress
     from identikit.explanation.words import opening, rest
-    from identikit.models.machine import duration
+    from identikit.models.machine import format_duration
     from identikit.web.report import save_html
 
     is_opened = False
@@ -173,7 +173,9 @@ def _explained(
         say(opening(draft))
         if page is not None and seconds > LONG:
             save_html([*before, draft], page, progress=told)
-            typer.echo(f"identikit: {page} has this already; the rest takes about {duration(seconds)}.", err=True)
+            typer.echo(
+                f"identikit: {page} has this already; the rest takes about {format_duration(seconds)}.", err=True
+            )
 
     with step_progress() as told:
         explanation = explain_text(progress=told, ready=ready)
@@ -360,12 +362,15 @@ def models(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print it as the page docs/models.md.")] = False,
 ) -> None:
     """List the model architectures that identikit can read, and what works with each."""
-    from identikit.models import page
+    from identikit.models import family_list
 
     if as_json or as_markdown:
-        typer.echo(json.dumps(page.listed()) if as_json else page.markdown(), nl=as_json)
+        typer.echo(json.dumps(family_list.list_families()) if as_json else family_list.models_page(), nl=as_json)
         return
-    rows = [("model_type", "model", "checkpoint", "attribution; also"), *map(page.in_short, page.listed())]
+    rows = [
+        ("model_type", "model", "checkpoint", "attribution; also"),
+        *map(family_list.summary_row, family_list.list_families()),
+    ]
     for kind, name, checkpoint, works in rows:
         typer.echo(f"{kind:<22} {name:<48} {checkpoint:<46} {works}")
     typer.echo(

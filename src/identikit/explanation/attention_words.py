@@ -8,7 +8,7 @@ import torch
 
 from identikit.attention.precision import careful_words, rounding_of, unsure_words
 from identikit.explanation.result import Explanation
-from identikit.models.reading import Change
+from identikit.models.text_run import Change
 from identikit.results.axis import Axis
 from identikit.results.words import (
     UNKNOWN_SHARE,

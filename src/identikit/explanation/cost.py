@@ -13,7 +13,7 @@ from identikit.checks import whole_number
 from identikit.errors import InputError
 from identikit.models.load.load import DTYPES, checked_device
 from identikit.models.load.size import Sizes, sizes_of
-from identikit.models.machine import duration, free_bytes
+from identikit.models.machine import format_duration, free_bytes
 
 _LOADING = 60 << 20  # what loading and running any model adds to the process on a CPU, as measured
 _SOLVER = 105 << 20  # the compiled solver of intervals, as measured
@@ -66,7 +66,7 @@ class Planned:
             f"A text of {self.tokens} tokens, at its peak and with everything that is in memory then:",
         ]
         for cost in self.analyses:
-            time = "" if cost.seconds is None else f", about {duration(cost.seconds)}"
+            time = "" if cost.seconds is None else f", about {format_duration(cost.seconds)}"
             lines.append(f"  {cost.name:<18} {_size(self.peak(cost.name)):>10}{time}")
         largest = max(self.peak(cost.name) for cost in self.analyses)
         for device, size in self.free.items():

@@ -8,25 +8,25 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from identikit.attention.agreement import Given, named_measures
-from identikit.checks import as_whole, function, is_collection, known_names, real_number, shortened
+from identikit.checks import as_integer, function, is_collection, known_names, real_number, shortened
 from identikit.errors import InputError
 from identikit.explanation.evaluation_result import Evaluation, gathered
 from identikit.explanation.faithfulness import BASELINES, NAMES, TESTS, EvaluationOptions, TestedText
 from identikit.explanation.replaced import BATCH_TOKENS, Predicted, ReplacedText, Replacement
 from identikit.maths.threads import calm
-from identikit.models.machine import duration
+from identikit.models.isolation import standard_torch_state
+from identikit.models.machine import format_duration
 from identikit.models.model import Model, checked_model
-from identikit.models.surroundings import undisturbed
 from identikit.progress import Watched, reporting
 from identikit.shapes import Tensor
-from identikit.texts.text import Encoded, ReadText, is_several
+from identikit.texts.text import EncodedText, ReadText, is_text_list
 
 _LONG = 60.0  # seconds: a longer evaluation is warned of
 
 
 @reporting
 @calm()
-@undisturbed()
+@standard_torch_state()
 def evaluate(
     model: Model,
     texts: object,
@@ -83,7 +83,7 @@ def evaluate(
         truncate=truncate,
         max_tokens=max_tokens,
     ).checked(model)
-    several = texts if is_several(texts) else [texts]
+    several = texts if is_text_list(texts) else [texts]
     encoded = model.encode(several, truncate=truncate, max_tokens=max_tokens)
     if not encoded:
         raise InputError("evaluate was given no texts. Pass at least one.")
@@ -125,14 +125,14 @@ def stacked(numbers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([of_text[name] for of_text in numbers]) for name in numbers[0]}
 
 
-def checked_truth(truth: object, encoded: Sequence[Encoded]) -> list[list[int]]:
+def checked_truth(truth: object, encoded: Sequence[EncodedText]) -> list[list[int]]:
     """Return the right sources of each text's tokens."""
     expected = "for each text a list with the position of each token's right source, or -1"
     if not is_collection(truth) or len(truth) != len(encoded):
         raise InputError(f"truth={shortened(truth)} cannot be used: expected {expected}.")
     checked = []
     for index, (sources, text) in enumerate(zip(truth, encoded, strict=True)):
-        numbers = [as_whole(source) for source in sources] if is_collection(sources) else []
+        numbers = [as_integer(source) for source in sources] if is_collection(sources) else []
         right = [source for source in numbers if source is not None and -1 <= source < len(text)]
         if len(right) != len(text):
             raise InputError(f"truth[{index}]={shortened(sources)} cannot be used: expected {expected}.")
@@ -151,7 +151,7 @@ def warn_if_long(model: Model, lengths: Sequence[int], options: EvaluationOption
     seconds = seconds_per_token * sum(n * count for n, count in zip(lengths, runs, strict=True))
     if seconds > _LONG:
         warnings.warn(
-            f"Testing takes up to {duration(seconds)} beside what the measures themselves take: {sum(runs):,.0f} runs "
-            "of the model. Fewer or shorter texts, a narrower beam= or fewer tests= take less.",
+            f"Testing takes up to {format_duration(seconds)} beside what the measures themselves take: "
+            f"{sum(runs):,.0f} runs of the model. Fewer or shorter texts, a narrower beam= or fewer tests= take less.",
             stacklevel=6,
         )

@@ -17,7 +17,7 @@ from identikit.attention.result import EffectiveAttention
 from identikit.attribution.outputs import attribute_output
 from identikit.attribution.request import AttributionOptions
 from identikit.attribution.result import OutputAttribution, TokenAttribution
-from identikit.checks import as_whole, function, shortened
+from identikit.checks import as_integer, function, shortened
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.attention_facts import SECONDS, attention_facts, known_numbers
 from identikit.explanation.readings import check_target, checked_names, read_measures
@@ -26,15 +26,15 @@ from identikit.explanation.time_limit import TimeLimit, plan_attribution
 from identikit.maths.mixing import by_offset
 from identikit.maths.polytope.ahead import is_compiling
 from identikit.maths.threads import calm
+from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import Reading, readings
-from identikit.models.surroundings import undisturbed
+from identikit.models.text_run import TextRun, run_texts
 from identikit.progress import Progress, Watched, reporting
 from identikit.results.axis import Axis
 from identikit.results.source import StoredArrays
 from identikit.shapes import Tensor
 from identikit.texts.data import sample_text, sample_texts
-from identikit.texts.text import is_several, joined_by
+from identikit.texts.text import is_text_list, pair_separator
 from identikit.tokens.identify import cached_maps, identity_of
 from identikit.tokens.maps import FittedMap
 from identikit.tokens.result import IdentityMap, TokenIdentifiability
@@ -47,7 +47,7 @@ Ready = Callable[[Explanation, float], None]
 
 @reporting
 @calm()
-@undisturbed()
+@standard_torch_state()
 def explain(
     model: Model,
     text: object = None,
@@ -88,14 +88,14 @@ def explain(
             f"explain without a text reads a packaged sample, and {model.name} reads {model.modality}s. Pass one."
         )
     text = sample_text() if text is None else text
-    if is_several(text):
+    if is_text_list(text):
         raise InputError("explain reads one text at a time: pass a string, a pair of strings, or token ids.")
     if probes is not None:
         AttributionOptions(probes=probes).checked(model)  # refuses a wrong number before anything is computed
     fitted_maps = _checked_maps(maps)
     names = checked_names(measures)
     limit = TimeLimit(None if seconds == math.inf else seconds)
-    (reading,) = readings(model, text, layers=model.attention_layers, truncate=truncate)
+    (reading,) = run_texts(model, text, layers=model.attention_layers, truncate=truncate)
     check_target(reading, names, target)
     reading_seconds = time.monotonic() - limit.started
     output = {} if target is None else _output_facts(attribute_output(reading, target), target)
@@ -149,10 +149,10 @@ def _output_facts(outputs: OutputAttribution, target: object) -> dict[str, objec
                 "sources": [[inputs.name_of(token), float(shares[token]), float(signed[token])] for token in strongest],
             }
         )
-    return {"output": facts, "target": target if isinstance(target, str) else as_whole(target)}
+    return {"output": facts, "target": target if isinstance(target, str) else as_integer(target)}
 
 
-def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Progress) -> IdentityMap | Unavailable:
+def _identity(reading: TextRun, maps: Sequence[FittedMap] | None, progress: Progress) -> IdentityMap | Unavailable:
     """Read the text with these maps, or with ridge maps that are fitted once to the sample texts."""
     reads = reading.model.modality
     about = {"fitted_to": "your texts", "unknown": 0.0}
@@ -171,7 +171,7 @@ def _identity(reading: Reading, maps: Sequence[FittedMap] | None, progress: Prog
     return replace(identity, about={**identity.about, **about})
 
 
-def _attention(reading: Reading, limit: TimeLimit, progress: Progress) -> EffectiveAttention:
+def _attention(reading: TextRun, limit: TimeLimit, progress: Progress) -> EffectiveAttention:
     """Read all layers of a text, or of a long one as many as fit in a good half of the time, spread evenly."""
     model = reading.model
     layers = model.attention_layers
@@ -194,7 +194,7 @@ def spread_order(count: int) -> list[int]:
 
 
 def _explanation(
-    reading: Reading,
+    reading: TextRun,
     attention: EffectiveAttention,
     identity: IdentityMap | Unavailable,
     attention_arrays: Mapping[str, Tensor],
@@ -218,7 +218,7 @@ def _explanation(
         **facts,
     }
     if isinstance(reading.text, tuple) and isinstance(reading.text[0], str):  # a pair: what stands between its halves
-        about["joined_by"] = list(joined_by(reading.tokens, reading.batch.special[0].tolist()))
+        about["joined_by"] = list(pair_separator(reading.tokens, reading.batch.special[0].tolist()))
     if isinstance(identity, IdentityMap):
         recovered = torch.full((model.n_layers, len(reading.tokens)), torch.nan, dtype=torch.float64)
         recovered[list(identity.axis("layer").values)] = identity.recovered.double()

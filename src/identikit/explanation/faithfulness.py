@@ -15,13 +15,13 @@ from identikit.attention.readings import READINGS
 from identikit.attribution.attribute import attribute
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
-from identikit.checks import known, known_names, random_seed, whole_number
+from identikit.checks import known_name, known_names, random_seed, whole_number
 from identikit.explanation.replaced import ReplacedText, seeded_by
 from identikit.maths.measures import ordered_share, rank_correlation
 from identikit.maths.orders import extremes, ordered, replaced_first
 from identikit.models.model import Model
-from identikit.models.reading import Reading, readings
-from identikit.models.shuffled import forgetting
+from identikit.models.shuffling import shuffled_copies
+from identikit.models.text_run import TextRun, run_texts
 from identikit.shapes import Bool, Float, Int, Tensor
 
 LEAVE_ONE_OUT = "leave one out"
@@ -103,7 +103,7 @@ class EvaluationOptions:
         """Return the same options, or refuse a wrong one."""
         known_names("tests", self.tests, (*TESTS, "truth"))
         if self.target is not None:
-            known("target", self.target, ("prediction",))
+            known_name("target", self.target, ("prediction",))
         whole_number("beam", self.beam, least=1)
         self.attribution(model)
         random_seed(self.seed)
@@ -116,10 +116,10 @@ class EvaluationOptions:
             probes = _PROBES if model.d_input > _PROBES else "exact"
         return AttributionOptions(probes).checked(model, [model.n_layers - 1])
 
-    def read(self, model: Model, text: object) -> Reading:
+    def read(self, model: Model, text: object) -> TextRun:
         """Read a text with a model."""
         layers = model.attention_layers
-        (reading,) = readings(model, text, layers=layers, truncate=self.truncate, max_tokens=self.max_tokens)
+        (reading,) = run_texts(model, text, layers=layers, truncate=self.truncate, max_tokens=self.max_tokens)
         return reading
 
     @property
@@ -181,7 +181,7 @@ class TestedText:
     # What is tested
 
     @property
-    def _reading(self) -> Reading:
+    def _reading(self) -> TextRun:
         return self.text.reading
 
     @cached_property
@@ -309,7 +309,7 @@ class TestedText:
         model = self._reading.model
         depths = options.depths(model)
         by_depth = []
-        for depth, shuffled_model in zip(depths, forgetting(model, depths, seed=options.seed), strict=True):
+        for depth, shuffled_model in zip(depths, shuffled_copies(model, depths, seed=options.seed), strict=True):
             text = replace(self.text, reading=options.read(shuffled_model, self._reading.text))
             shuffled = TestedText(text, self.measures, replace(options, seed=options.seed + depth, tests=()))
             means = []

@@ -16,8 +16,8 @@ from identikit.checks import known_names
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.result import Explanation
 from identikit.explanation.time_limit import TimeLimit
-from identikit.models.reading import Reading
 from identikit.models.target import checked_target
+from identikit.models.text_run import TextRun
 from identikit.progress import Progress
 from identikit.results.words import Block, Column, Heading, Paragraph, Table, joined, percent
 
@@ -50,7 +50,7 @@ def checked_names(measures: Sequence[str] | str) -> tuple[str, ...]:
     return known_names("measures", measures, tuple(choice.name for choice in MEASURE_CHOICES))
 
 
-def check_target(reading: Reading, names: Sequence[str], target: object) -> None:
+def check_target(reading: TextRun, names: Sequence[str], target: object) -> None:
     """Refuse a target that one of the measures cannot take."""
     kinds = [READINGS[name] for name in names if name in READINGS and READINGS[name].needs_target]
     if target is not None and kinds:
@@ -101,7 +101,7 @@ def _attention_measure(text: MeasuredText, name: str) -> AttentionMeasure:
     model = text.captured.reading.model
     kind = READINGS[name]
     layers = [layer.call.layer for layer in text.captured.layers]
-    if kind.through and layers != list(model.attending(list(range(model.n_layers)))):
+    if kind.through and layers != list(model.select_layers(list(range(model.n_layers)))):
         raise InputError(f"It goes through all layers, and there was time to read only {len(layers)} of them.")
     return text.overall(kind)
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from identikit.checks import known
+from identikit.checks import known_name
 from identikit.errors import InputError
 from identikit.models.model import Model, Trace
-from identikit.models.reading import Reading
+from identikit.models.text_run import TextRun
 from identikit.shapes import Bool, Float, Int, Tensor
-from identikit.texts.text import Encoded, TokenBatch
+from identikit.texts.text import EncodedText, TokenBatch
 
 REPLACEMENTS = {"mask": "the mask", "pad": "the padding token", "draw": "other tokens of the texts, drawn at random"}
 """What can take the place of tokens, by name."""
@@ -39,7 +39,7 @@ class Replacement:
     ids: tuple[int, ...]
 
     @staticmethod
-    def of(model: Model, name: str | None, encoded: Sequence[Encoded], seed: int) -> "Replacement":
+    def of(model: Model, name: str | None, encoded: Sequence[EncodedText], seed: int) -> "Replacement":
         """Return a replacement by its name; None: the mask where the tokenizer has one, and else a draw."""
         if model.modality != "text":
             raise InputError(f"Tokens are replaced, and {model.name} reads {model.modality}s. Use a model of texts.")
@@ -48,7 +48,7 @@ class Replacement:
         mask = getattr(model.tokenizer, "mask_token_id", None)
         has_mask = mask is not None and mask < model.vocabulary
         default = "mask" if has_mask else "draw"
-        name = default if name is None else known("replacement", name, tuple(REPLACEMENTS))
+        name = default if name is None else known_name("replacement", name, tuple(REPLACEMENTS))
         if name == "mask" and not has_mask:
             raise InputError(f"replacement='mask': the tokenizer of {model.name} has no mask. Use 'draw' or 'pad'.")
         if name != "draw":
@@ -81,7 +81,7 @@ class Predicted(NamedTuple):
     choice: int
 
     @staticmethod
-    def of(reading: Reading) -> "Predicted":
+    def of(reading: TextRun) -> "Predicted":
         """Return the next token of a causal model, or a class, which encoders make of the first token."""
         model = reading.model
         logits = None if reading.trace is None else reading.trace.logits
@@ -107,7 +107,7 @@ class ReplacedText:
     Changes are those of its last hidden vectors, or of the probability of a `target`.
     """
 
-    reading: Reading
+    reading: TextRun
     substitutes: Int[Tensor, "n"]
     target: Predicted | None = None
 

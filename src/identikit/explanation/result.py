@@ -9,7 +9,7 @@ from identikit.attention.estimate import RowSample
 from identikit.attention.reading_result import AttentionMeasure, HeadScores
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
-from identikit.checks import known
+from identikit.checks import known_name
 from identikit.errors import InputError, Unavailable
 from identikit.explanation import evaluation_result as evaluation_result  # a kind that `open_result` knows
 from identikit.maths.mixing import first_middle_last
@@ -161,7 +161,7 @@ class Explanation(Result):
 
     def plot(self, question: str = "attention", **options: Any) -> Any:
         """Draw the answer to one question: "attention" (heads), "identity" or "attribution" (the last layer)."""
-        answer = getattr(self, known("question", question, tuple(_ANSWERS)))
+        answer = getattr(self, known_name("question", question, tuple(_ANSWERS)))
         if isinstance(answer, Unavailable):
             raise InputError(f"Cannot draw {question}: {answer.reason}")
         return (answer.sel(layer=-1) if question == "attribution" else answer).plot(**options)

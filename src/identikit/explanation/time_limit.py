@@ -13,8 +13,8 @@ from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import InputError, Unavailable
 from identikit.maths.threads import calm
-from identikit.models.machine import duration
-from identikit.models.reading import Reading
+from identikit.models.machine import format_duration
+from identikit.models.text_run import TextRun
 from identikit.progress import Progress
 
 _OFFERED_PROBES = 16  # directions of the attribution that is offered where all of it takes too long
@@ -69,7 +69,7 @@ class PendingAttribution:
     - `reserved_seconds`: how much of the time limit is kept free for it
     """
 
-    reading: Reading
+    reading: TextRun
     answer: TokenAttribution | Unavailable | None = None
     request: Request | None = None
     limit: TimeLimit | None = None
@@ -103,7 +103,7 @@ class PendingAttribution:
             return Unavailable(str(refusal))
 
 
-def plan_attribution(reading: Reading, probes: int | str | None, limit: TimeLimit) -> PendingAttribution:
+def plan_attribution(reading: TextRun, probes: int | str | None, limit: TimeLimit) -> PendingAttribution:
     """Choose how to attribute a text, and reserve the time that it takes; leave it out where it does not fit.
 
     What takes only some seconds is computed whatever the clock says, and so is what a caller asked for by `probes`.
@@ -118,7 +118,7 @@ def plan_attribution(reading: Reading, probes: int | str | None, limit: TimeLimi
             if probes is None and seconds > limit.left():
                 too_long = f"more than is left of the time limit (seconds={limit.seconds:g})"
                 return PendingAttribution(
-                    reading, _unavailable(f"Attribution takes about {duration(seconds)}, {too_long}.", reading)
+                    reading, _unavailable(f"Attribution takes about {format_duration(seconds)}, {too_long}.", reading)
                 )
         if warning := warning_ahead(model, [n], request):
             warnings.warn(warning, stacklevel=4)
@@ -129,7 +129,7 @@ def plan_attribution(reading: Reading, probes: int | str | None, limit: TimeLimi
     )
 
 
-def _unavailable(reason: str, reading: Reading) -> Unavailable:
+def _unavailable(reason: str, reading: TextRun) -> Unavailable:
     """Return why attribution is left out, and which part of it takes less: the last token, and fewer layers."""
     model = reading.model
     n = len(reading.tokens)
@@ -141,5 +141,5 @@ def _unavailable(reason: str, reading: Reading) -> Unavailable:
             seconds = expected_seconds(model, [n], replace(request, targets=(n - 1,)))
             only_layers = f", layers=range({layers})" if layers < model.n_layers else ""
             call = f"`token_attribution(model, text, targets=[{n - 1}], probes={probes}{only_layers})`"
-            offers.append(f"{call} takes about {duration(seconds)}")
+            offers.append(f"{call} takes about {format_duration(seconds)}")
     return Unavailable(f"{reason} Of the last token alone, {'; '.join(offers)}." if offers else reason)

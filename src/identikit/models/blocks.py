@@ -14,7 +14,7 @@ from torch import nn
 from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.table import Family
-from identikit.models.taps.tap import AttentionCall, Place, Visitor, visiting
+from identikit.models.taps.tap import AttentionCall, CallCounter, Visitor, visit_calls
 from identikit.shapes import Bool, Float, Tensor
 
 _NONE = -1  # as the number of the attention call that is read: none is
@@ -62,20 +62,20 @@ class Trace:
 
 
 @dataclass
-class Watch:
+class BlockWatcher:
     """What hooks see in one run of the model called `name`: its embedding sum, and what goes in and out of its blocks.
 
-    `returned` says of each block how many things it returns in a tuple, 0 where it returns its vectors alone, and
-    `attended` is how many attention calls were made by the end of the last block.
+    `returned_counts` says of each block how many things it returns in a tuple, 0 where it returns its vectors alone,
+    and `attended` is how many attention calls were made by the end of the last block.
     """
 
     name: str
     family: Family
-    place: Place
+    place: CallCounter
     embedded: Tensor | None = None
     hidden: list[Tensor] = field(default_factory=list)
     blocks: list[BlockCall] = field(default_factory=list)
-    returned: list[int] = field(default_factory=list)
+    returned_counts: list[int] = field(default_factory=list)
     attended: int = 0
 
     @property
@@ -95,7 +95,7 @@ class Watch:
     def on_enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Keep what a block is called with."""
         call = BlockCall(module, args, kwargs)
-        if self.place.home is not None:
+        if self.place.gather_device is not None:
             call = call.entered_by(self._home(call.hidden))
         if self.family.embedding is None and self.embedded is None:
             self.embedded = self._batch_first(call.hidden)
@@ -110,7 +110,7 @@ class Watch:
     def on_leave(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         """Keep what a block returns; refuse one that did not attend just once, or twice in a decoder."""
         self.hidden.append(self._batch_first(self._home(first_output(output))))
-        self.returned.append(len(output) if isinstance(output, tuple) else 0)
+        self.returned_counts.append(len(output) if isinstance(output, tuple) else 0)
         expected = 2 if self.family.reads is not None else int(families.mixer_instead(self.family, module) is None)
         made = self.place.calls - self.attended
         if made != expected:
@@ -123,7 +123,7 @@ class Watch:
             self.place.wanted = _NONE
 
     def _home(self, vectors: Tensor) -> Tensor:
-        return vectors if self.place.home is None else vectors.to(self.place.home)
+        return vectors if self.place.gather_device is None else vectors.to(self.place.gather_device)
 
     def _batch_first(self, hidden: Tensor) -> Tensor:
         return hidden.transpose(0, 1) if self.family.sequence_first else hidden
@@ -141,15 +141,15 @@ class Watch:
 
 
 @contextmanager
-def watching(
+def watch_blocks(
     name: str, family: Family, base: nn.Module, visit: Visitor, home: torch.device | None = None
-) -> Iterator[Watch]:
+) -> Iterator[BlockWatcher]:
     """Send attention calls to `visit` and watch every block of `base`; at the end, check that each attended once.
 
     Where blocks are on several devices, all that is seen is brought `home`.
     """
-    with visiting(visit, home) as place, ExitStack() as stack:
-        watch = Watch(name, family, place)
+    with visit_calls(visit, home) as place, ExitStack() as stack:
+        watch = BlockWatcher(name, family, place)
         place.wanted = None if family.reads is None else _NONE
         if family.embedding is not None:
             embedding = families.find(base, family.embedding)
@@ -210,14 +210,14 @@ class Block:
 
     def run(self, x: Tensor, visitor: Visitor) -> Tensor:
         """Run the whole block, with the head output that the visitor returns for its attention, if any."""
-        with visiting(visitor, x.device):
+        with visit_calls(visitor, x.device):
             return self.entry.run(x)
 
     def pre(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values."""
         try:
             self.run(x, _stop)
-        except Reached as reached:
+        except StopRun as reached:
             query, key, value = reached.parts
             return query, key, value
         raise ModelError(f"Taking {type(self.entry.module).__name__} apart: it did not call its attention.")
@@ -242,7 +242,7 @@ class Split:
     blocks: tuple[Block, ...]
 
 
-class Reached(Exception):  # noqa: N818 - not an error: it ends a run once the wanted part is done
+class StopRun(Exception):  # noqa: N818 - not an error: it ends a run once the wanted part is done
     """Ends a run, and carries what it was run for."""
 
     def __init__(self, *parts: Tensor):
@@ -250,7 +250,7 @@ class Reached(Exception):  # noqa: N818 - not an error: it ends a run once the w
 
 
 def _stop(call: AttentionCall) -> None:
-    raise Reached(call.query, call.key, call.value)
+    raise StopRun(call.query, call.key, call.value)
 
 
 def _cut(argument: object, n: int, start: int) -> Any:
@@ -272,13 +272,13 @@ def embedding_tail(run: Callable[[], object], embedding: nn.Module, first: nn.Mo
     """Return what enters the `first` block when the model runs with x in the place of the `embedding`'s input."""
 
     def stop(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        raise Reached(BlockCall(module, args, kwargs).hidden)
+        raise StopRun(BlockCall(module, args, kwargs).hidden)
 
     with ExitStack() as stack:
         stack.callback(embedding.register_forward_pre_hook(lambda module, args: (x, *args[1:])).remove)
         stack.callback(first.register_forward_pre_hook(stop, with_kwargs=True).remove)
         try:
             run()
-        except Reached as reached:
+        except StopRun as reached:
             return reached.parts[0]
     raise ModelError(f"Running an embedding: {type(first).__name__}, the first block, was never called.")

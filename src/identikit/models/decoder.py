@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from transformers import GenerationMixin
 
-from identikit.checks import is_collection, known, no_effect, shortened, whole_number
+from identikit.checks import is_collection, known_name, no_effect, shortened, whole_number
 from identikit.errors import InputError
 from identikit.models.load.check import prove
-from identikit.models.load.load import quiet
+from identikit.models.load.load import quiet_libraries
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import Reading, facts_of, joined_facts
-from identikit.texts.encoding import tokenized
-from identikit.texts.text import Encoded, TokenBatch, Translation, collate, is_several
+from identikit.models.text_run import TextRun, join_facts, text_facts
+from identikit.texts.encoding import tokenize
+from identikit.texts.text import EncodedText, TokenBatch, Translation, collate, is_text_list
 
 ATTENTIONS = ("encoder", "decoder", "cross")
 
@@ -31,20 +31,22 @@ class DecoderModel(Model):
     """
 
     def __init__(self, encoder: Model, attention: str):
-        assert encoder.whole is not None and encoder.family.decoder is not None
+        assert encoder.full_model is not None and encoder.family.decoder is not None
         self.encoder = encoder
-        self.side = attention
-        self.whole = encoder.whole
-        self.sides = encoder.sides
-        self.turns_on = encoder.turns_on
+        self.decoder_attention = attention
+        self.full_model = encoder.full_model
+        self.decoders = encoder.decoders
+        self.lock_module = encoder.lock_module
         self.name = encoder.name
         self.revision = encoder.revision
         self.family = encoder.family.decoder[attention]
-        self._open(encoder.whole, encoder.tokenizer if encoder.writer is None else encoder.writer)
+        self._open(
+            encoder.full_model, encoder.tokenizer if encoder.target_tokenizer is None else encoder.target_tokenizer
+        )
 
     def encode(
         self, texts: object, *, truncate: bool = False, max_tokens: int | None = None, features: bool = True
-    ) -> list[Encoded]:
+    ) -> list[EncodedText]:
         """Return a `Translation`, or a list of them, as the target's tokens with their source's."""
         pairs: Any = texts
         if isinstance(texts, list):
@@ -77,7 +79,7 @@ class DecoderModel(Model):
             return target
         if not target.strip():
             raise InputError(f"Reading the target: {shortened(target)} is blank. Pass some words, or generate=.")
-        ids = list(tokenized(self.tokenizer, text_target=target)["input_ids"])
+        ids = list(tokenize(self.tokenizer, text_target=target)["input_ids"])
         configs = (self.hf.config, getattr(self.hf, "generation_config", None))
         starts = [getattr(config, "decoder_start_token_id", None) for config in configs]
         start = next((token for token in starts if token is not None), ids[-1])
@@ -87,7 +89,7 @@ class DecoderModel(Model):
             ids = ids[:-1]
         return (start, *ids)
 
-    def generated(self, source: Encoded, tokens: int) -> tuple[int, ...]:
+    def generated(self, source: EncodedText, tokens: int) -> tuple[int, ...]:
         """Return what the decoder reads when the model itself continues greedily, by at most so many tokens."""
         hf: Any = self.hf
         if not hf.can_generate():
@@ -97,9 +99,9 @@ class DecoderModel(Model):
             )
         arguments = self.encoder.arguments(collate([source], pad_id=self.encoder.pad_id))
         if self.encoder.modality != "text":  # it starts as its tokenizer does: with a language and a task
-            own = len(tokenized(self.tokenizer, "a", add_special_tokens=False)["input_ids"])
+            own = len(tokenize(self.tokenizer, "a", add_special_tokens=False)["input_ids"])
             arguments["decoder_input_ids"] = torch.tensor([self.read_of("a")[:-own]], device=self.device)
-        with self.ready(), quiet():
+        with self.prepared(), quiet_libraries():
             generate: Any = getattr(GenerationMixin, "generate")  # noqa: B009 - Whisper's own leaves out the start
             made = generate(hf, **arguments, max_new_tokens=tokens, do_sample=False, num_beams=1)
         ids: list[int] = made[0].tolist()
@@ -120,7 +122,7 @@ class DecoderModel(Model):
         return replace(super().sample(lengths), source=self.encoder.sample(tuple(n + 2 for n in lengths)))
 
 
-def stacks(reading: Reading) -> list[tuple[Model, TokenBatch]]:
+def stacks_of(reading: TextRun) -> list[tuple[Model, TokenBatch]]:
     """Return what reads a text's inputs, in their order: the model, and where it is a decoder then its encoder."""
     model = reading.model
     if not isinstance(model, DecoderModel):
@@ -129,33 +131,33 @@ def stacks(reading: Reading) -> list[tuple[Model, TokenBatch]]:
     return [(model, reading.batch), (model.encoder, reading.batch.source)]
 
 
-def inputs_of(reading: Reading) -> dict[str, list[Any]]:
+def input_facts(reading: TextRun) -> dict[str, list[Any]]:
     """Return what a Result keeps of a text's inputs: its tokens, and behind them those of a source."""
-    return joined_facts([facts_of(batch) for _, batch in stacks(reading)])
+    return join_facts([text_facts(batch) for _, batch in stacks_of(reading)])
 
 
-def side_of(model: Model, attention: str) -> Model:
+def model_for_attention(model: Model, attention: str) -> Model:
     """Return the model that reads one attention of a model of two stacks, proved on first use."""
     if attention == "encoder":
         return model
-    if model.whole is None:
+    if model.full_model is None:
         raise InputError(
             f"attention={attention!r} is of a decoder that attends to an encoder, and {model.name} has none here. "
             "Leave attention= out."
         )
-    if model.modality != "text" and model.writer is None:
+    if model.modality != "text" and model.target_tokenizer is None:
         raise InputError(
             f"attention={attention!r} reads a target with a tokenizer, and {model.name} was loaded without one. "
             "Load it with its processor: load(model, processor)."
         )
-    if attention not in model.sides:
+    if attention not in model.decoders:
         side = DecoderModel(model, attention)
         prove(side)
-        model.sides[attention] = side
-    return model.sides[attention]
+        model.decoders[attention] = side
+    return model.decoders[attention]
 
 
-def looking(
+def model_and_texts(
     model: object,
     text: object,
     attention: object,
@@ -167,8 +169,8 @@ def looking(
 ) -> tuple[Model, object]:
     """Return the model and the texts that a caller asks to read: as they are, or translations and their decoder."""
     model = checked_model(model)
-    attention = known("attention", "encoder" if attention is None else attention, ATTENTIONS)
-    side = side_of(model, attention)
+    attention = known_name("attention", "encoder" if attention is None else attention, ATTENTIONS)
+    side = model_for_attention(model, attention)
     if side is model:
         for name, value in (("target", target), ("generate", generate)):
             no_effect(name, value, "the encoder reads no target. Ask for attention='cross' or 'decoder'")
@@ -186,8 +188,8 @@ def looking(
         most = whole_number("generate", generate, least=1, most=room - 1)
         sources = model.encode(text, truncate=truncate, max_tokens=max_tokens)
         made = [side.generated(source, most) for source in sources]
-        target = made if is_several(text) else made[0]
-    if not is_several(text):
+        target = made if is_text_list(text) else made[0]
+    if not is_text_list(text):
         return side, Translation(text, target)
     if not isinstance(target, list) or len(target) != len(text):
         raise InputError(f"Reading targets: expected a list of {len(text)}, one per source, not {shortened(target)}.")

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from identikit.errors import ModelError
 from identikit.models.load.linear import linear_bias, linear_size, linear_weight
-from identikit.models.load.weights import held
+from identikit.models.load.weights import weight_of
 from identikit.models.table import FAMILIES, Family
 from identikit.models.taps.switch import HubModule
 from identikit.shapes import Float, Tensor
@@ -140,7 +140,7 @@ def output_projection(family: Family, block: nn.Module, heads: int, dtype: torch
     projection = find(block, family.output)
     if isinstance(projection, nn.Parameter):
         path, _, name = family.output.rpartition(".")
-        return held(find(block, path) if path else block, name).detach().permute(1, 2, 0)
+        return weight_of(find(block, path) if path else block, name).detach().permute(1, 2, 0)
     return linear_weight(projection, dtype).unflatten(0, (heads, -1))
 
 

@@ -44,13 +44,13 @@ def product_rate(device: torch.device, dtype: torch.dtype, precision: str) -> fl
     best = float("inf")
     for _ in range(3):
         started = time.perf_counter()
-        with products(precision):
+        with product_precision(precision):
             (factor @ factor)[0, 0].item()
         best = min(best, time.perf_counter() - started)
     return 2 * side**3 / best
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a time in words, such as '5 minutes'."""
     if seconds < 1.5:
         return "a second"
@@ -61,7 +61,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours"
 
 
-class Shared:
+class SharedSetting:
     """A setting of the whole process that several threads need at once: the first makes it, the last takes it back."""
 
     def __init__(self, setting: Callable[[], AbstractContextManager[object]]):
@@ -122,13 +122,13 @@ def _complete() -> Iterator[None]:
         yield
 
 
-_full = Shared(_complete)
-_tf32 = Shared(lambda: _rounding("high"))
+_full = SharedSetting(_complete)
+_tf32 = SharedSetting(lambda: _rounding("high"))
 _derivatives = threading.RLock()
 
 
 @contextmanager
-def products(precision: str) -> Iterator[None]:
+def product_precision(precision: str) -> Iterator[None]:
     """Compute float32 products in float32 inside this context, or rounded to TF32 if that is the precision asked for.
 
     torch has one switch for the whole process: while one thread asks for TF32, products of other threads round too.
@@ -138,7 +138,7 @@ def products(precision: str) -> Iterator[None]:
 
 
 @contextmanager
-def derivatives() -> Iterator[None]:
+def differentiable_attention() -> Iterator[None]:
     """Attend by the kernel that has derivatives, one thread at a time: torch counts forward mode by process."""
     with _derivatives, sdpa_kernel(SDPBackend.MATH):
         yield

@@ -13,19 +13,26 @@ from transformers import PreTrainedModel
 
 from identikit.errors import InputError, ModelError
 from identikit.models import families
-from identikit.models.blocks import Block, Split, Trace, Watch, check_layers_agree, embedding_tail, watching
+from identikit.models.blocks import Block, BlockWatcher, Split, Trace, check_layers_agree, embedding_tail, watch_blocks
+from identikit.models.isolation import (
+    Structure,
+    clear_model_errors,
+    exclusive_access,
+    standard_model_state,
+    standard_torch_state,
+    structure_of,
+)
 from identikit.models.load.fingerprint import Identity, identity_of
 from identikit.models.load.linear import differentiable, vocabulary_size
-from identikit.models.load.weights import check_finite, check_in_place, packing_of, place_of
-from identikit.models.surroundings import Makeup, as_written, failing_clearly, makeup, turn, undisturbed
+from identikit.models.load.weights import check_finite, check_in_place, describe_packing, device_of
 from identikit.models.taps.tap import AttentionCall, Visitor
 from identikit.results.axis import Index, selected_indices
 from identikit.results.provenance import Provenance, code_hash, package_versions, text_hash
 from identikit.shapes import Float, Tensor
-from identikit.texts.encoding import encode, room_for
+from identikit.texts.encoding import encode, token_limit
 from identikit.texts.features import FeatureSource, encode_features
 from identikit.texts.pictures import PictureSource
-from identikit.texts.text import Encoded, ReadText, TokenBatch, batches, collate
+from identikit.texts.text import EncodedText, ReadText, TokenBatch, batches, collate
 
 if TYPE_CHECKING:
     from identikit.models.load.load import Recipe
@@ -42,14 +49,13 @@ class Model:
     `limit` is how many tokens it has positions for (None: no limit). A layer is a block, counted from 0;
     `attention_layers` are those with softmax attention, in most models all.
 
-    `hf` is the transformers model that is read, `blocks` are its modules for the layers, and `returned` says how many
-    things each of these returns in a tuple (0: its vectors alone). `tokenizer` is what reads for it, and `images` what
-    reads the images in its texts (None: it reads none). `name` and `revision` are what it was loaded under, and
+    `hf` is the transformers model that is read, `blocks` are its modules for the layers, and `returned_counts` are how
+    many things each of these returns in a tuple (0: its vectors alone). `tokenizer` is what reads for it, and `images`
+    what reads the images in its texts (None: it reads none). `name` and `revision` are what it was loaded under, and
     `recipe` says how (None: it was in memory). `family` is its row in the table of architectures, and `proof` how it
     was proved that it is read correctly; `proof_with_images` is the proof that held when this was also shown on a text
-    with images. Of two stacks, `hf` is the encoder and `whole` both (None: there is no decoder). `sides` are the models
-    that read the decoder, each one `side` of it, and `writer` is the tokenizer of its texts where that is not
-    `tokenizer`.
+    with images. Of two stacks, `hf` is the encoder and `full_model` both (None: there is no decoder). `decoders` read
+    the decoder, each one `decoder_attention` of it; `target_tokenizer` reads its texts where `tokenizer` does not.
 
     One thread at a time reads a model, and finds it as it came; other threads wait. Your own forward passes in another
     thread are not held off: do not run a model while it is read.
@@ -57,16 +63,16 @@ class Model:
 
     recipe: "Recipe | None" = None
     images: PictureSource | None = None
-    writer: Any = None
-    side: str | None = None
-    turns_on: nn.Module  # the module whose turn a thread takes to read the model
+    target_tokenizer: Any = None
+    decoder_attention: str | None = None
+    lock_module: nn.Module  # the module whose turn a thread takes to read the model
 
     def __init__(self, hf: PreTrainedModel, tokenizer: Any, *, name: str, revision: str | None = None):
         self.family = families.family_of(hf)
         self.name = name
         self.revision = revision
-        self.sides: dict[str, Model] = {}
-        self.whole = hf if families.has_decoder(self.family, hf) else None
+        self.decoders: dict[str, Model] = {}
+        self.full_model = hf if families.has_decoder(self.family, hf) else None
         self._open(families.stack_of(self.family, hf), tokenizer)
 
     def _open(self, hf: PreTrainedModel, tokenizer: Any) -> None:
@@ -75,15 +81,15 @@ class Model:
         self.tokenizer = tokenizer
         self.limit = self.family.limit(hf.config)
         parameters = inspect.signature(hf.forward).parameters
-        self._accepted = set(parameters)
+        self.accepted_arguments = set(parameters)
         hands_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         if hands_on and hasattr(hf.config.get_text_config(), "use_cache"):  # to a text model
-            self._accepted.add("use_cache")
-        if not hasattr(self, "turns_on"):
-            self.turns_on = families.find_all(hf.base_model, self.family.blocks)[0]
-        self.proof: tuple[Makeup, Callable[[Model], int]] | None = None  # its makeup when it was proved, and how
+            self.accepted_arguments.add("use_cache")
+        if not hasattr(self, "lock_module"):
+            self.lock_module = families.find_all(hf.base_model, self.family.blocks)[0]
+        self.proof: tuple[Structure, Callable[[Model], int]] | None = None  # its makeup when it was proved, and how
         self.proof_with_images: object = None
-        with self.alone():
+        with self.exclusive():
             self._measure()
 
     def __repr__(self) -> str:
@@ -94,19 +100,19 @@ class Model:
 
     def _measure(self) -> None:
         calls: list[AttentionCall] = []
-        self.packed = packing_of(self.hf)
+        self.packed = describe_packing(self.hf)
         batch = self.sample((6,))
         with self._tapped(calls.append) as watch:
             advice = "; packed ones may do so only with dtype='auto'" if self.packed else ""
             fit = f"identikit runs a model as it is, without autocast: its weights must fit together{advice}."
-            with failing_clearly(self.name, "a made-up input", fit):
-                self._forward(batch)
+            with clear_model_errors(self.name, "a made-up input", fit):
+                self.hf(**self.arguments(batch))
         watch.check_vectors(batch.keep, self.hf.config.model_type)
         check_layers_agree(self.name, calls)
         first = calls[0]
         self.attention_layers = tuple(call.layer for call in calls)
         self.blocks = [block.module for block in watch.blocks]
-        self.returned = watch.returned
+        self.returned_counts = watch.returned_counts
         self.n_layers = len(self.blocks)
         self.n_heads = first.query.shape[1]
         self.n_key_value_heads = first.key.shape[1]
@@ -119,13 +125,13 @@ class Model:
     @property
     def device(self) -> torch.device:
         """The device that the model is on."""
-        return place_of(self.hf)
+        return device_of(self.hf)
 
     @property
-    def home(self) -> torch.device | None:
+    def gather_device(self) -> torch.device | None:
         """Where layers are on several devices, the one on which what is read comes together; None: they are on one."""
         blocks = families.find_all(self.hf.base_model, self.family.blocks)
-        return self.device if any(place_of(block) != self.device for block in blocks) else None
+        return self.device if any(device_of(block) != self.device for block in blocks) else None
 
     @property
     def modality(self) -> str:
@@ -166,7 +172,7 @@ class Model:
     def check_unchanged(self, since: str | None = None) -> None:
         """Refuse a model that is not the one whose fingerprint is `since`; None: the one last taken."""
         check_in_place(self.hf, self.name)
-        with turn(self.turns_on):  # while another thread reads the model, hooks are on it
+        with exclusive_access(self.lock_module):  # while another thread reads the model, hooks are on it
             found = identity_of(self.hf, self.tokenizer).model
         if found != (self.fingerprint if since is None else since):
             raise ModelError(
@@ -177,17 +183,17 @@ class Model:
 
     def projection(self, layer: int) -> Float[Tensor, "head d_v d"]:
         """Return H of Eq. 2 for every head: a copy of its slice of the layer's output projection."""
-        (layer,) = self.attending(layer)
+        (layer,) = self.select_layers(layer)
         projection = families.output_projection(self.family, self.blocks[layer], self.n_heads, self.dtype)
         return projection.to(self.device, copy=True)
 
     def value_bias(self, layer: int) -> Float[Tensor, "kv_head d_v"] | None:
         """Return a copy of the bias in the layer's values, or None if there is none."""
-        (layer,) = self.attending(layer)
+        (layer,) = self.select_layers(layer)
         bias = families.value_bias(self.family, self.blocks[layer], self.n_key_value_heads, self.d_value)
         return None if bias is None else bias.to(self.device, copy=True)
 
-    def attending(self, layers: Index = None) -> tuple[int, ...]:
+    def select_layers(self, layers: Index = None) -> tuple[int, ...]:
         """Return the layers whose attention a caller asked for; None: all that have softmax attention."""
         if layers is None:
             return self.attention_layers
@@ -203,7 +209,7 @@ class Model:
 
     def encode(
         self, texts: object, *, truncate: bool = False, max_tokens: int | None = None, features: bool = True
-    ) -> list[Encoded]:
+    ) -> list[EncodedText]:
         """Return a text (a string, a pair, or token ids), or a list of texts, as tokens.
 
         A text of more tokens than the model has positions for, or than `max_tokens`, is an error; with `truncate` it is
@@ -213,10 +219,10 @@ class Model:
         """
         if self.family.features is not None:
             source = FeatureSource(self.family.features, self.tokenizer, self.hf.main_input_name, self.hf.config)
-            return encode_features(source, texts, room_for(self.limit, max_tokens, truncate), keep=features)
+            return encode_features(source, texts, token_limit(self.limit, max_tokens, truncate), keep=features)
         return self._encode_texts(texts, "text", truncate, max_tokens)
 
-    def _encode_texts(self, texts: object, what: str, truncate: bool, most: int | None) -> list[Encoded]:
+    def _encode_texts(self, texts: object, what: str, truncate: bool, most: int | None) -> list[EncodedText]:
         options: dict[str, Any] = {"limit": self.limit, "max_tokens": most, "truncate": truncate, "what": what}
         encoded = encode(self.tokenizer, texts, images=self.images, **options)
         for text in encoded:
@@ -233,14 +239,14 @@ class Model:
         """How many token ids the model has embeddings for."""
         return vocabulary_size(self.hf.get_input_embeddings())
 
-    def names(self, texts: list[Any]) -> list[Any]:
+    def provenance_texts(self, texts: list[Any]) -> list[Any]:
         """Return what stands for texts in provenance: they themselves, or a digest of each image or sound."""
         images = self.images
-        if self.modality == "text" and self.side is None:
+        if self.modality == "text" and self.decoder_attention is None:
             return [str(self.encode(each)[0].text) if images and images.holds(each) else each for each in texts]
         return [encoded.text for encoded in self.encode(texts, truncate=True, features=False)]
 
-    def batches(self, encoded: list[Encoded]) -> Iterator[TokenBatch]:
+    def batches(self, encoded: list[EncodedText]) -> Iterator[TokenBatch]:
         """Yield batches of texts of similar length, padded on the right."""
         return batches(encoded, pad_id=self.pad_id)
 
@@ -268,7 +274,7 @@ class Model:
             features = torch.randn(len(lengths), *kind.shape(config), generator=generator, dtype=torch.float32)
             made_up = [((), len(kind.tokens(config, each)), each) for each in features]
         encoded = [
-            Encoded(ids, None, (False,) * n, ("?",) * n, (), "made up", features=features)
+            EncodedText(ids, None, (False,) * n, ("?",) * n, (), "made up", features=features)
             for ids, n, features in made_up
         ]
         return collate(encoded, pad_id=self.pad_id)
@@ -280,7 +286,7 @@ class Model:
         whose vectors hold NaN or infinity is refused, with the layer where they first do.
         """
         with self._tapped(visit) as watch:
-            output = self._forward(batch)
+            output = self.hf(**self.arguments(batch))
         check_finite(self.name, self.hf, batch.keep, [watch.inputs, *watch.hidden], self.dtype)
         logits = getattr(output, "logits", None)
         if logits is not None:
@@ -297,9 +303,9 @@ class Model:
             moved[call.layer] = torch.zeros_like(call.output).requires_grad_()
             return call.output + moved[call.layer]
 
-        with self.switched(), torch.enable_grad():
+        with self.tapped(), torch.enable_grad():
             with self._tapped(visit) as watch, torch.enable_grad():
-                self._forward(batch)
+                self.hf(**self.arguments(batch))
             found = torch.autograd.grad(target(watch.hidden[-1]).sum(), list(moved.values()), materialize_grads=True)
         return dict(zip(moved, found, strict=True))
 
@@ -324,17 +330,10 @@ class Model:
             if self.family.embedding is None:
                 return x
             embedding = families.find(self.hf.base_model, self.family.embedding)
-            return embedding_tail(lambda: self._forward(batch), embedding, self.blocks[0], x)
+            return embedding_tail(lambda: self.hf(**self.arguments(batch)), embedding, self.blocks[0], x)
 
-        with self.switched():
+        with self.tapped():
             yield Split(trace.inputs, tail, tuple(map(Block, trace.blocks, calls)))
-
-    def _forward(self, batch: TokenBatch) -> Any:
-        return self.hf(**self.arguments(batch))
-
-    def accepts(self, name: str) -> bool:
-        """Whether the model's forward takes an argument of this name."""
-        return name in self._accepted
 
     def arguments(self, batch: TokenBatch) -> dict[str, Any]:
         """Return the arguments of the model's forward for a batch."""
@@ -342,40 +341,49 @@ class Model:
         if batch.features is not None:
             return {self.hf.main_input_name: batch.features.to(self.hf.dtype)}
         arguments: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.keep.long()}
-        if batch.segments is not None and "token_type_ids" in self._accepted:
+        if batch.segments is not None and "token_type_ids" in self.accepted_arguments:
             arguments["token_type_ids"] = batch.segments
         if self.family.positions:  # without the mask they would mean packed sequences
             arguments["position_ids"] = (batch.keep.long().cumsum(-1) - 1).clamp(min=0)
         if batch.images is not None:  # nothing is padded, and positions of images may have rows and columns
             arguments.pop("position_ids", None)
             arguments |= batch.images.to(self.device, self.hf.dtype)
-        return arguments | {name: False for name in ("use_cache", "use_mems") if name in self._accepted}
+        return arguments | {name: False for name in ("use_cache", "use_mems") if name in self.accepted_arguments}
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Keep other threads off the model; where its modules, hooks or dtypes have changed, prove it anew first."""
-        with turn(self.turns_on) as outermost:
-            if outermost and self.proof is not None and self.proof[0] != makeup(self.hf):
+        with exclusive_access(self.lock_module) as outermost:
+            if outermost and self.proof is not None and self.proof[0] != structure_of(self.hf):
                 self._measure()
                 self.proof[1](self)
             yield
 
     @contextmanager
-    def ready(self) -> Iterator[None]:
+    def prepared(self) -> Iterator[None]:
         """Have the model run as it is written, in evaluation mode, whatever surrounds the call."""
-        with self.alone(), undisturbed(), torch.no_grad(), as_written(self.hf), differentiable(self.hf):
+        with (
+            self.exclusive(),
+            standard_torch_state(),
+            torch.no_grad(),
+            standard_model_state(self.hf),
+            differentiable(self.hf),
+        ):
             yield
 
     @contextmanager
-    def switched(self) -> Iterator[None]:
+    def tapped(self) -> Iterator[None]:
         """Have the tap in the place of the model's attention."""
-        with self.ready(), self.family.tap(self.hf):
+        with self.prepared(), self.family.tap(self.hf):
             yield
 
     @contextmanager
-    def _tapped(self, visit: Visitor) -> Iterator[Watch]:
+    def _tapped(self, visit: Visitor) -> Iterator[BlockWatcher]:
         """Run with the tap in place and every block watched."""
-        with self.switched(), watching(self.name, self.family, self.hf.base_model, visit, self.home) as watch:
+        with (
+            self.tapped(),
+            watch_blocks(self.name, self.family, self.hf.base_model, visit, self.gather_device) as watch,
+        ):
             yield watch
 
 
@@ -383,7 +391,7 @@ def checked_model(model: object) -> Model:
     """Return a model if it is one of ours, its fingerprint taken anew, or say what to do."""
     if isinstance(model, Model):
         check_in_place(model.hf, model.name)
-        with model.alone():  # where it has changed since it was loaded, it is proved anew
+        with model.exclusive():  # where it has changed since it was loaded, it is proved anew
             model.identity = identity_of(model.hf, model.tokenizer)
             return model
     raise InputError(

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from identikit.models.taps import own
-from identikit.models.taps.switch import switched
+from identikit.models.taps.switch import use_attention
 from identikit.shapes import Tensor
 from identikit.texts import layouts
 from identikit.texts.features import Images, Sounds
@@ -76,7 +76,7 @@ class Family:
     by_place: bool = False
     splits: bool = True
     sequence_first: bool = False
-    tap: Callable[[PreTrainedModel], AbstractContextManager[None]] = switched
+    tap: Callable[[PreTrainedModel], AbstractContextManager[None]] = use_attention
     watch_output: Watcher | None = None
     stack: str | None = None
     decoder: Mapping[str, "Family"] | None = None

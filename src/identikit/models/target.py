@@ -19,15 +19,15 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 
-from identikit.checks import as_whole, called, is_collection, shortened
+from identikit.checks import as_integer, call_user_function, is_collection, shortened
 from identikit.errors import InputError, ModelError
 from identikit.models.load.check import TOLERANCE
 from identikit.models.model import Model, Trace
-from identikit.models.onward import EMBEDDING, FIRST_BLOCK, onward
-from identikit.models.reading import Reading, unread
+from identikit.models.partial_run import EMBEDDING, FIRST_BLOCK, run_from
+from identikit.models.text_run import TextRun, prepare_texts
 from identikit.shapes import Float, Tensor
-from identikit.texts.encoding import tokenized
-from identikit.texts.text import Translation, is_several
+from identikit.texts.encoding import tokenize
+from identikit.texts.text import Translation, is_text_list
 
 PREDICTION = "prediction"
 SIMILARITY = "similarity"
@@ -47,7 +47,7 @@ class Target:
     """
 
     label: str
-    parts: tuple[Reading, ...]
+    parts: tuple[TextRun, ...]
     number: Number
     probability: Number | None = None
     token: int | None = None
@@ -82,7 +82,7 @@ class Target:
         """Return the number for other input vectors (see `inputs`), run through the whole model; differentiable."""
         lengths = [len(part.tokens) for part in self.parts] if len(self.parts) > 1 else [vectors.shape[1]]
         hidden = [
-            onward(part.model, part.batch, some, after, stack=stack).hidden
+            run_from(part.model, part.batch, some, after, stack=stack).hidden
             for part, some in zip(self.parts, vectors.split(lengths, 1), strict=True)
         ]
         return self.number(torch.cat(hidden, 1))
@@ -90,9 +90,9 @@ class Target:
 
 def checked_target(model: Model, text: object, target: object = PREDICTION) -> Target:
     """Return what a text is explained for; `text` may be a Reading. None is the model's own prediction."""
-    if is_several(text):
+    if is_text_list(text):
         raise InputError("A target is of one text: pass a text, a pair or token ids.")
-    reading = run_once(text if isinstance(text, Reading) else unread(model, text)[0])
+    reading = with_trace(text if isinstance(text, TextRun) else prepare_texts(model, text)[0])
     if callable(target):
         _check_head(reading)
         name = getattr(target, "__name__", "a function")
@@ -114,23 +114,23 @@ def checked_target(model: Model, text: object, target: object = PREDICTION) -> T
     return _logit(reading, PREDICTION if target is None else target)
 
 
-def run_once(reading: Reading) -> Reading:
+def with_trace(reading: TextRun) -> TextRun:
     """Return a text with a run of its own, so that it is not run again for each thing that is asked of it."""
     return reading if reading.trace is not None else replace(reading, trace=reading.model.trace(reading.batch))
 
 
-def _trace(reading: Reading) -> Trace:
+def _trace(reading: TextRun) -> Trace:
     assert reading.trace is not None
     return reading.trace
 
 
-def _check_head(reading: Reading) -> Tensor | None:
+def _check_head(reading: TextRun) -> Tensor | None:
     """Return a text's logits; refuse a model that makes them of more than the last hidden vectors."""
     model = reading.model
     trace = _trace(reading)
     logits = trace.logits
     if logits is not None:
-        again = onward(model, reading.batch, trace.hidden[-1], model.n_layers - 1).logits
+        again = run_from(model, reading.batch, trace.hidden[-1], model.n_layers - 1).logits
         assert again is not None
         if float((again - logits).abs().max()) > TOLERANCE[model.dtype] * float(logits.abs().max()):
             raise ModelError(f"The logits of {model.name} are not made of its last hidden vectors alone.")
@@ -140,7 +140,7 @@ def _check_head(reading: Reading) -> Tensor | None:
 # Logits
 
 
-def _logit(reading: Reading, target: Any) -> Target:
+def _logit(reading: TextRun, target: Any) -> Target:
     model = reading.model
     logits = _check_head(reading)
     if logits is None or logits.ndim not in (2, 3):
@@ -166,7 +166,7 @@ def _logit(reading: Reading, target: Any) -> Target:
     where = "" if place is None or is_next else f" at position {place}"
 
     def scores(states: Tensor) -> Float[Tensor, "batch choice"]:
-        made = onward(model, reading.batch, states, model.n_layers - 1, positions=None if place is None else [place])
+        made = run_from(model, reading.batch, states, model.n_layers - 1, positions=None if place is None else [place])
         assert made.logits is not None
         return made.logits.flatten(0, made.logits.ndim - 2)
 
@@ -182,10 +182,10 @@ def _logit(reading: Reading, target: Any) -> Target:
 
 def _continues(model: Model) -> bool:
     """Whether a model predicts the next token at each: one that is causal, or a decoder that looks at its source."""
-    return model.causal or model.side is not None
+    return model.causal or model.decoder_attention is not None
 
 
-def _divided(reading: Reading, target: object, spells: bool) -> tuple[object, int]:
+def _divided(reading: TextRun, target: object, spells: bool) -> tuple[object, int]:
     """Divide a target into what it names and the position whose logits it is of."""
     model = reading.model
     n = len(reading.tokens)
@@ -213,7 +213,7 @@ def _token(model: Model, target: str, *, strict: bool = True) -> int | None:
         return -1
     counts = []
     for typed in (target, f" {target}"):
-        ids = tokenized(model.tokenizer, typed, add_special_tokens=False)["input_ids"]
+        ids = tokenize(model.tokenizer, typed, add_special_tokens=False)["input_ids"]
         if len(ids) == 1 and (ids[0] != model.tokenizer.unk_token_id or target == model.tokenizer.unk_token):
             return int(ids[0])
         counts.append(len(ids))
@@ -235,7 +235,7 @@ def _labels(model: Model) -> dict[int, str]:
 def _class(model: Model, target: object) -> int | None:
     """Return the number of a class that is named or numbered."""
     if not isinstance(target, str):
-        return as_whole(target)
+        return as_integer(target)
     numbers = {name: number for number, name in _labels(model).items()}
     return numbers.get(target, int(target) if target.isdecimal() and len(target) < 10 else None)
 
@@ -259,13 +259,13 @@ def _with_logits(function: Callable[..., object]) -> Callable[[Tensor | None, Te
     )
 
 
-def _of_function(reading: Reading, function: Callable[[Tensor | None, Tensor], object], states: Tensor) -> Tensor:
+def _of_function(reading: TextRun, function: Callable[[Tensor | None, Tensor], object], states: Tensor) -> Tensor:
     model = reading.model
-    made = onward(model, reading.batch, states, model.n_layers - 1).logits
+    made = run_from(model, reading.batch, states, model.n_layers - 1).logits
     values = []
     for row in range(len(states)):
         logits = None if made is None else made[row : row + 1]
-        value = called("target=", function, logits, states[row : row + 1])
+        value = call_user_function("target=", function, logits, states[row : row + 1])
         if (
             not isinstance(value, torch.Tensor)
             or value.numel() != 1
@@ -284,19 +284,19 @@ def _is_pair(text: object) -> TypeGuard[tuple[str, str]]:
     return len(text) == 2 and all(isinstance(half, str) for half in text)
 
 
-def _similarity(reading: Reading) -> Target:
+def _similarity(reading: TextRun) -> Target:
     """Return the cosine of the halves of a pair, each read by itself and averaged over all of its tokens."""
     pair = reading.text
     if not _is_pair(pair):
         raise InputError("target='similarity' is of a pair of texts: pass a tuple of two strings.")
     model = reading.model
-    parts = tuple(run_once(part) for part in unread(model, list(pair), truncate=reading.may_be_cut))
+    parts = tuple(with_trace(part) for part in prepare_texts(model, list(pair), truncate=reading.may_be_cut))
     lengths = [len(part.tokens) for part in parts]
 
     def cosine(states: Tensor) -> Tensor:
         means = []
         for part, vectors in zip(parts, states.split(lengths, 1), strict=True):
-            final = onward(model, part.batch, vectors, model.n_layers - 1).final
+            final = run_from(model, part.batch, vectors, model.n_layers - 1).final
             if final is None:
                 raise InputError(f"target='similarity' cannot be used: {model.name} has no vectors of its base model.")
             means.append(final.mean(1))

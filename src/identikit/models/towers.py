@@ -19,7 +19,7 @@ from identikit.checks import shortened
 from identikit.errors import InputError, ModelError
 from identikit.models.families import FAMILIES, family_of, has_decoder
 from identikit.models.load.checkpoint import Checkpoint, read_object
-from identikit.texts.encoding import tokenized
+from identikit.texts.encoding import tokenize
 from identikit.texts.pictures import ImageReader, PictureSource
 
 TOWERS = ("text", "vision")
@@ -41,7 +41,7 @@ _READERS = {
 }
 
 
-def part_of(model: PreTrainedModel, tower: str | None) -> PreTrainedModel:
+def select_tower(model: PreTrainedModel, tower: str | None) -> PreTrainedModel:
     """Return the part of a model that is asked for: one of its towers, or the whole model."""
     named = type(model).__name__
     towers = {}
@@ -185,8 +185,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocabulary: int, name: s
                     f"Loading {name}: its tokenizer adds {shortened(token)} to every text, and does not say which id "
                     "that has. Check its tokenizer.json."
                 )
-    tokenized(tokenizer, "a, b \N{SNOWMAN}")  # words that it may not know
-    for index in tokenized(tokenizer, "")["input_ids"]:
+    tokenize(tokenizer, "a, b \N{SNOWMAN}")  # words that it may not know
+    for index in tokenize(tokenizer, "")["input_ids"]:
         if index >= vocabulary:
             token = tokenizer.convert_ids_to_tokens(index)
             raise ModelError(

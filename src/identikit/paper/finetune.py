@@ -19,13 +19,13 @@ from transformers import AutoModelForSequenceClassification
 
 from identikit.checks import shortened
 from identikit.errors import InputError
-from identikit.models.load.load import load, quiet
+from identikit.models.load.load import load, quiet_libraries
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
 from identikit.results.files import plain, whole_folder
 from identikit.results.provenance import text_hash
 from identikit.texts.data import read_labelled
-from identikit.texts.text import Encoded, Text, collate, in_order
+from identikit.texts.text import EncodedText, Text, collate, restore_order
 
 _Labelled = list[tuple[Text, int]]
 
@@ -140,7 +140,7 @@ def finetune(
             with whole_folder(folder) as partial:
                 base.tokenizer.save_pretrained(partial)  # now: cutting texts changes what a tokenizer saves
                 tuned = replace(tuned, epochs=tuple(_epochs(model, chosen, training, texts, development, progress)))
-                with quiet():
+                with quiet_libraries():
                     model.hf.save_pretrained(partial)
                 load(partial)  # proves it: weights that are not finite are never handed over
                 origin = base.provenance(texts[0][0], **asdict(training))
@@ -237,7 +237,7 @@ def _with_head(base: Model, task: _Task) -> Model:
     The checkpoint is read again, since it may hold a pooler that its own class leaves out.
     """
     pooling = {"classifier_pooling": "cls"} if hasattr(base.hf.config, "classifier_pooling") else {}
-    with quiet():
+    with quiet_libraries():
         hf = AutoModelForSequenceClassification.from_pretrained(
             str(base.hf.name_or_path),
             revision=base.revision or "main",
@@ -302,11 +302,11 @@ def _epochs(
 
 
 @torch.no_grad()
-def _predict(model: Model, encoded: list[Encoded]) -> list[int]:
+def _predict(model: Model, encoded: list[EncodedText]) -> list[int]:
     predicted = (
         (batch.order, model.hf(**model.arguments(batch)).logits.argmax(-1).tolist()) for batch in model.batches(encoded)
     )
-    return in_order(predicted, len(encoded))
+    return restore_order(predicted, len(encoded))
 
 
 def rate_share(step: int, steps: int) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from identikit.checks import known, whole_number
+from identikit.checks import known_name, whole_number
 from identikit.errors import InputError
 from identikit.plots import style
 from identikit.plots.forms import Cells, Panels, Scale, around_zero, colour_bar, from_zero, heat_map, new_axes, outline
@@ -39,7 +39,7 @@ def head_grid(result: Result, by: str = "pearson", ax: Axes | None = None) -> Ax
     if isinstance(result, Result):
         drawable = [name for name in result.arrays if result.source.dims[name] in (_HEAD, _ROW)]
         if drawable:
-            known("by", by, drawable)
+            known_name("by", by, drawable)
     check("head_grid", result, [by], axes=_ROW)
     values = table(result, by, *result.source.dims[by])
     share = by in _SHARES or values.dtype == bool
@@ -109,7 +109,7 @@ def interval_bars(
     check("interval_bars", intervals, _ENDS, axes=("key", "group", "quantity"))
     axis = intervals.axes[-1]
     arrays = {name: table(intervals, name, axis.name) for name in _ENDS}
-    known("order", order, ("upper", "width"))
+    known_name("order", order, ("upper", "width"))
     if effective is not None:
         check("interval_bars", effective, ("effective",), axes=("layer", "head", "query", "key"))
         arrays["effective"] = _effective_row(effective, intervals)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
 from identikit.attention.result import EffectiveAttention
-from identikit.checks import known, known_names
+from identikit.checks import known_name, known_names
 from identikit.errors import InputError
 from identikit.plots.forms import Cells, Panels, Scale, around_zero, colour_bar, heat_map, new_axes
 from identikit.plots.reading import check, drawing, head_of, named, panels_of, table, tokens_of
@@ -157,7 +157,7 @@ def thumbnails(attention: Result, name: str = "raw", ax: Axes | None = None) -> 
 
     `name` is raw, effective or null. Where there is no room for every weight, a cell is the largest of several.
     """
-    known("name", name, _MAPS)
+    known_name("name", name, _MAPS)
     check("thumbnails", attention, [name], axes=("layer", "head", "query", "key"))
     layers = attention.axis("layer").values
     heads = attention.axis("head").values

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from identikit.checks import as_real, as_whole, is_collection, shortened
+from identikit.checks import as_float, as_integer, is_collection, shortened
 from identikit.errors import InputError
 from identikit.texts.text import readable_token
 
@@ -113,7 +113,7 @@ class Axis:
     def _index_of(self, entry: object) -> int:
         if isinstance(entry, str):
             return self._index_of_name(entry)
-        number = as_real(entry) if isinstance(self.values[0], float) else as_whole(entry)
+        number = as_float(entry) if isinstance(self.values[0], float) else as_integer(entry)
         if number is None:
             expected = "a number" if self.tokens is None else "a number or a token"
             raise InputError(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from identikit.checks import as_real, flag, is_collection, shortened, whole_number
+from identikit.checks import as_float, flag, is_collection, shortened, whole_number
 from identikit.errors import InputError
 from identikit.results.result import Result
 
@@ -136,6 +136,6 @@ def _boxes(picture: ShownImage, grid: Any, box: Any) -> dict[str, Box | None]:
 def _listed(name: str, given: object, what: Sequence[str]) -> list[Any]:
     """Return several numbers; refuse anything else."""
     listed = list(given) if is_collection(given) else []
-    if len(listed) != len(what) or any(as_real(value) is None for value in listed):
+    if len(listed) != len(what) or any(as_float(value) is None for value in listed):
         raise InputError(f"{name}={shortened(given)} cannot be used: expected ({', '.join(what)}).")
     return listed

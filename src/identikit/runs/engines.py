@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from identikit.checks import known, whole_number
+from identikit.checks import known_name, whole_number
 from identikit.errors import InputError, ModelError
 from identikit.maths.threads import useful_threads
 from identikit.models.load.load import Recipe
@@ -82,7 +82,7 @@ def engine_of(
     A run that starts now gets all threads, or one where other processes keep cores busy, and keeps that number.
     On a Ray cluster, `address` says where it is, and `gpus` how many each worker has.
     """
-    known("--engine", engine, ENGINES)
+    known_name("--engine", engine, ENGINES)
     for option, number in (("--workers", workers), ("--threads", threads)):
         if number is not None:
             whole_number(option, number, least=1)

@@ -34,7 +34,7 @@ def manifest(
     source = model.provenance("")
     run = {
         "command": command,
-        "data": {"texts": len(texts), "sha256": text_hash(model.names(texts))},
+        "data": {"texts": len(texts), "sha256": text_hash(model.provenance_texts(texts))},
         "model": {"weights": source.weights, "tokenizer": source.tokenizer},
         "dtype": source.dtype,
         "options": dict(options),

@@ -23,7 +23,7 @@ from identikit.results.provenance import text_hash
 from identikit.runs.engines import Engine, Local, RunJob, RunTask, TaskProgress, by_cost
 from identikit.runs.store import PLAN, Store
 from identikit.shapes import Tensor
-from identikit.texts.text import Encoded, Text
+from identikit.texts.text import EncodedText, Text
 
 GROUP_TEXTS = 16  # texts that a GPU computes together: more gain little, and take longer than a second
 GROUP_WORK = 1e11  # their tokens times the model's parameters: a larger model is busy with fewer
@@ -133,7 +133,7 @@ class Run:
         model: Model,
         job: TextJob,
         texts: Sequence[Text],
-        encoded: Sequence[Encoded],
+        encoded: Sequence[EncodedText],
         *,
         most: int = 1,
         before: Callable[[list[int]], None] = lambda missing: None,
@@ -221,7 +221,7 @@ class _Shards:
     `numbers` are always those of texts; `held` has the tensors of each shard.
     """
 
-    def __init__(self, store: Store, model: Model, job: TextJob, encoded: Sequence[Encoded]):
+    def __init__(self, store: Store, model: Model, job: TextJob, encoded: Sequence[EncodedText]):
         self.store = store
         self.model = model
         self.fingerprint = model.fingerprint

@@ -33,7 +33,7 @@ _EXPECTED = "expected a list of {'role': …, 'content': …}, with strings in b
 _PARTS = "expected a list of {'role': …, 'content': …}, with strings or parts of the type 'text' or 'image' as content"
 
 
-def written(
+def render_chat(
     tokenizer: PreTrainedTokenizerBase,
     name: str,
     messages: Messages,

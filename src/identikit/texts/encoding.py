@@ -11,8 +11,8 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from identikit.checks import flag, shortened, whole_number
 from identikit.errors import InputError, ModelError, TooLongError
-from identikit.texts.chat import Messages, is_chat, written
-from identikit.texts.text import LONGEST, Encoded, is_image, is_several
+from identikit.texts.chat import Messages, is_chat, render_chat
+from identikit.texts.text import LONGEST, EncodedText, is_image, is_text_list
 
 if TYPE_CHECKING:
     from identikit.texts.pictures import PictureSource
@@ -30,7 +30,7 @@ def encode(
     truncate: bool = False,
     images: "PictureSource | None" = None,
     what: str = "text",
-) -> list[Encoded]:
+) -> list[EncodedText]:
     """Turn a text (a string, a pair, token ids or the messages of a chat), or a list of texts, into pieces.
 
     A text of more tokens than `limit` (the model's) or `max_tokens` (the caller's) is refused. With `truncate` it is
@@ -42,14 +42,14 @@ def encode(
 
     `images` reads texts with images in them; None: the model reads none.
     """
-    given = named(texts, what)
-    room = room_for(limit, max_tokens, truncate)
+    given = label_texts(texts, what)
+    room = token_limit(limit, max_tokens, truncate)
     return [_encode_one(tokenizer, name, text, room, images) for name, text in given]
 
 
-def named(texts: object, what: str) -> list[tuple[str, Any]]:
+def label_texts(texts: object, what: str) -> list[tuple[str, Any]]:
     """Return each of the texts (or images, or sounds) that were given, with what messages call it: `what` it is."""
-    if not is_several(texts):
+    if not is_text_list(texts):
         return [(f"the {what}", texts)]
     if not texts:
         raise InputError(f"Reading {what}s: the list is empty. Pass at least one {what}.")
@@ -57,8 +57,8 @@ def named(texts: object, what: str) -> list[tuple[str, Any]]:
 
 
 def _encode_one(
-    tokenizer: PreTrainedTokenizerBase, name: str, given: Any, room: "Room", images: "PictureSource | None"
-) -> Encoded:
+    tokenizer: PreTrainedTokenizerBase, name: str, given: Any, room: "TokenLimit", images: "PictureSource | None"
+) -> EncodedText:
     if images is None:
         _refuse_images(name, given)
     elif images.holds(given):
@@ -81,7 +81,7 @@ def _refuse_images(name: str, text: object) -> None:
 
 
 @dataclass(frozen=True)
-class Room:
+class TokenLimit:
     """How many `tokens` a text may have (None: any number), the `reason`, and whether to `truncate` a longer text."""
 
     tokens: int | None
@@ -100,16 +100,16 @@ class Room:
         return True
 
 
-def room_for(limit: int | None, max_tokens: object, truncate: bool) -> Room:
+def token_limit(limit: int | None, max_tokens: object, truncate: bool) -> TokenLimit:
     """Return how many tokens a text may have: the fewer of the model's `limit` and the caller's `max_tokens`."""
     truncate = flag("truncate", truncate)
     most = None if max_tokens is None else whole_number("max_tokens", max_tokens, least=1)
     if most is None or (limit is not None and limit <= most):
-        return Room(limit, f"the model reads at most {limit}", truncate)
-    return Room(most, f"max_tokens allows at most {most}", truncate)
+        return TokenLimit(limit, f"the model reads at most {limit}", truncate)
+    return TokenLimit(most, f"max_tokens allows at most {most}", truncate)
 
 
-def tokenized(tokenizer: PreTrainedTokenizerBase, *parts: str, **options: Any) -> BatchEncoding:
+def tokenize(tokenizer: PreTrainedTokenizerBase, *parts: str, **options: Any) -> BatchEncoding:
     """Return what a tokenizer makes of a text or pair, whatever its length; its own errors become one line."""
     try:
         # verbose=False: `encode` checks the length itself, so the tokenizer need not log that the text is long
@@ -128,7 +128,7 @@ def _checked(name: str, text: Any) -> str | tuple[str, str] | list[Any]:
     """Return a string or a pair unchanged, and a sequence of numbers, which are token ids, as a list."""
     try:
         listed = text.tolist() if getattr(text, "ndim", None) == 1 else text
-        if isinstance(listed, list | tuple | range) and not (listed and is_several(list(listed))):
+        if isinstance(listed, list | tuple | range) and not (listed and is_text_list(list(listed))):
             values: list[Any] = list(listed)
             return [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
     except RuntimeError as error:  # torch's, of a tensor that is sparse or on the meta device
@@ -160,7 +160,9 @@ def _checked(name: str, text: Any) -> str | tuple[str, str] | list[Any]:
 # Strings and pairs
 
 
-def _encode_text(tokenizer: PreTrainedTokenizerBase, name: str, text: str | tuple[str, str], room: Room) -> Encoded:
+def _encode_text(
+    tokenizer: PreTrainedTokenizerBase, name: str, text: str | tuple[str, str], room: TokenLimit
+) -> EncodedText:
     parts = (text,) if isinstance(text, str) else text
     read, counted = _start(tokenizer, name, parts, room)
     pieces = _tokenize(tokenizer, read)
@@ -174,7 +176,7 @@ def _encode_text(tokenizer: PreTrainedTokenizerBase, name: str, text: str | tupl
     ids = [pieces["input_ids"][place] for place in kept]
     segments = pieces.get("token_type_ids")
     words = _word_spans(tokenizer, pieces.encodings[0], read, kept) if pieces.encodings else []
-    return Encoded(
+    return EncodedText(
         ids=tuple(ids),
         segments=None if segments is None else tuple(segments[place] for place in kept),
         special=tuple(bool(pieces["special_tokens_mask"][place]) for place in kept),
@@ -187,7 +189,7 @@ def _encode_text(tokenizer: PreTrainedTokenizerBase, name: str, text: str | tupl
 
 
 def _cut(
-    tokenizer: PreTrainedTokenizerBase, parts: tuple[str, ...], pieces: BatchEncoding, room: Room
+    tokenizer: PreTrainedTokenizerBase, parts: tuple[str, ...], pieces: BatchEncoding, room: TokenLimit
 ) -> tuple[BatchEncoding, list[int]]:
     """Return pieces and the places of those that are kept, as the tokenizer's own "longest_first" keeps them.
 
@@ -215,7 +217,7 @@ def _cut(
 
 
 def _start(
-    tokenizer: PreTrainedTokenizerBase, name: str, parts: tuple[str, ...], room: Room
+    tokenizer: PreTrainedTokenizerBase, name: str, parts: tuple[str, ...], room: TokenLimit
 ) -> tuple[tuple[str, ...], str]:
     """Return as much of a text as has to be tokenised, and "at least " where that is not all of it.
 
@@ -227,7 +229,7 @@ def _start(
         heads = tuple(part[: _HEAD * room.tokens + 4096] for part in parts)
         long = [head != part for head, part in zip(heads, parts, strict=True)]
         if sum(long) == 1:
-            counts = [len(tokenized(tokenizer, head, add_special_tokens=False)["input_ids"]) for head in heads]
+            counts = [len(tokenize(tokenizer, head, add_special_tokens=False)["input_ids"]) for head in heads]
             others = [count for count, cut in zip(counts, long, strict=True) if not cut]
             if counts[long.index(True)] >= 2 * room.tokens and all(count < room.tokens for count in others):
                 return heads, "at least "
@@ -243,7 +245,7 @@ def _tokenize(
     tokenizer: PreTrainedTokenizerBase, parts: tuple[str, ...], max_length: int | None = None
 ) -> BatchEncoding:
     cut = {"truncation": "longest_first" if max_length else False, "max_length": max_length}
-    return tokenized(tokenizer, *parts, **cut, return_special_tokens_mask=True)
+    return tokenize(tokenizer, *parts, **cut, return_special_tokens_mask=True)
 
 
 def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...], kept: list[int]) -> bool:
@@ -254,9 +256,9 @@ def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...], kept: list[int]) -
     return len({sources[place] for place in kept} - {None}) == len(parts)
 
 
-def _encode_chat(tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages, room: Room) -> Encoded:
+def _encode_chat(tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages, room: TokenLimit) -> EncodedText:
     """Encode a chat as its template writes it; the tokens that the template adds are marked as special."""
-    string, spans = written(tokenizer, name, messages)
+    string, spans = render_chat(tokenizer, name, messages)
     if not tokenizer.is_fast:
         raise InputError(f"Reading {name}: messages need a tokenizer that keeps offsets (a fast one). Pass token ids.")
     if len(string) > LONGEST:
@@ -269,17 +271,17 @@ def _encode_chat(tokenizer: PreTrainedTokenizerBase, name: str, messages: Messag
 
 def encode_prompt(
     tokenizer: PreTrainedTokenizerBase, string: str, spans: Sequence[tuple[int, int]], *, opened: bool = False
-) -> Encoded:
+) -> EncodedText:
     """Return a prompt as pieces; those outside the caller's words, which are at the `spans` of characters, are special.
 
     With `opened`, the tokenizer adds its own special tokens too. The tokenizer must be a fast one.
     """
-    pieces = tokenized(tokenizer, string, add_special_tokens=opened)
+    pieces = tokenize(tokenizer, string, add_special_tokens=opened)
     ids = pieces["input_ids"]
     encoding = pieces.encodings[0]  # pyright: ignore[reportOptionalSubscript]
     special = tuple(not any(first < stop and start < last for first, last in spans) for start, stop in encoding.offsets)
     words = [(span, place) for span, place in _word_spans(tokenizer, encoding, (string,)) if not special[span[0]]]
-    return Encoded(
+    return EncodedText(
         ids=tuple(ids),
         segments=(0,) * len(ids) if "token_type_ids" in tokenizer.model_input_names else None,
         special=special,
@@ -294,7 +296,7 @@ def encode_prompt(
 # Token ids
 
 
-def _encode_ids(tokenizer: PreTrainedTokenizerBase, name: str, listed: list[Any], room: Room) -> Encoded:
+def _encode_ids(tokenizer: PreTrainedTokenizerBase, name: str, listed: list[Any], room: TokenLimit) -> EncodedText:
     if not listed:
         raise InputError(f"Reading {name}: the sequence is empty. Pass at least one token id.")
     highest = 2**32 if tokenizer.is_fast else len(tokenizer)  # a fast tokenizer may have ids beyond its length
@@ -313,7 +315,7 @@ def _encode_ids(tokenizer: PreTrainedTokenizerBase, name: str, listed: list[Any]
     added = [index for index in tokenizer.all_special_ids if index not in of_the_text]
     special = tuple(index in added for index in ids)
     words, parts = _words_of_ids(tokenizer, ids, special)
-    return Encoded(
+    return EncodedText(
         ids=tuple(ids),
         segments=(0,) * len(ids) if "token_type_ids" in tokenizer.model_input_names else None,
         special=special,
@@ -337,7 +339,7 @@ def _words_of_ids(
             continue
         run = ids[positions[0] : positions[-1] + 1]
         string = str(tokenizer.decode(run, clean_up_tokenization_spaces=False))
-        pieces = tokenized(tokenizer, string, add_special_tokens=False)
+        pieces = tokenize(tokenizer, string, add_special_tokens=False)
         if not pieces.encodings or pieces["input_ids"] != run:
             return [], ()
         for (first, last), (_, start, stop) in _word_spans(tokenizer, pieces.encodings[0], (string,)):
@@ -385,7 +387,7 @@ def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
     WordPiece and byte-level BPE split like this; SentencePiece-style tokenizers keep punctuation with its neighbour
     (T5) or take a whole text as one word (Llama).
     """
-    return bool(tokenizer.is_fast) and len(set(tokenized(tokenizer, "a, b", add_special_tokens=False).word_ids())) >= 3
+    return bool(tokenizer.is_fast) and len(set(tokenize(tokenizer, "a, b", add_special_tokens=False).word_ids())) >= 3
 
 
 def _character_words(text: str) -> list[int | None]:

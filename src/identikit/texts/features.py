@@ -22,8 +22,8 @@ from transformers import PreTrainedConfig
 from identikit.checks import shortened
 from identikit.errors import InputError
 from identikit.shapes import Float, Tensor
-from identikit.texts.encoding import Room, named
-from identikit.texts.text import Encoded
+from identikit.texts.encoding import TokenLimit, label_texts
+from identikit.texts.text import EncodedText
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -77,7 +77,7 @@ class Images:
         picture = Image.fromarray(_colours(reader, features).movedim(0, -1).expand(-1, -1, 3).numpy())
         return {"size": [width, height], "picture": small_copy(picture), "views": [grid]}
 
-    def encode(self, image: object, name: str, source: "FeatureSource", room: Room) -> Encoded:
+    def encode(self, image: object, name: str, source: "FeatureSource", room: TokenLimit) -> EncodedText:
         """Return one image as tokens with its pixels."""
         features = source.read(images=[open_image(image, name)])
         if not self.any_size:
@@ -115,7 +115,7 @@ class Sounds:
         first, step, padded = self.window(config)
         return tuple(map(str, range(padded or 1 + (features.shape[-1] - first) // step)))
 
-    def encode(self, sound: object, name: str, source: "FeatureSource", room: Room) -> Encoded:
+    def encode(self, sound: object, name: str, source: "FeatureSource", room: TokenLimit) -> EncodedText:
         """Return one sound as tokens with its features; tokens beyond its end are marked special."""
         rate = source.reader.sampling_rate
         first, step, padded = self.window(source.config)
@@ -172,19 +172,19 @@ class FeatureSource:
             )
 
 
-def encode_features(source: FeatureSource, inputs: object, room: Room, *, keep: bool = True) -> list[Encoded]:
+def encode_features(source: FeatureSource, inputs: object, room: TokenLimit, *, keep: bool = True) -> list[EncodedText]:
     """Turn an image or sound, or a list of them, into tokens with features; with `keep=False` features are dropped."""
     results = []
-    for name, value in named(inputs, source.kind.modality):
+    for name, value in label_texts(inputs, source.kind.modality):
         encoded = source.kind.encode(value, name, source, room)
         results.append(encoded if keep else replace(encoded, features=None))
     return results
 
 
-def _encoded(tokens: tuple[str, ...], special: list[bool], features: Tensor, modality: str) -> Encoded:
+def _encoded(tokens: tuple[str, ...], special: list[bool], features: Tensor, modality: str) -> EncodedText:
     """Return features under their tokens' names; a digest of the features stands in for the text."""
     digest = hashlib.sha256(features.float().numpy().tobytes()).hexdigest()
-    return Encoded((), None, tuple(special), tokens, (), f"{modality} {digest}", features=features)
+    return EncodedText((), None, tuple(special), tokens, (), f"{modality} {digest}", features=features)
 
 
 def _sides(size: int | tuple[int, int] | list[int]) -> tuple[int, int]:

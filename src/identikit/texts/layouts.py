@@ -8,17 +8,19 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from identikit.texts.pictures import ImagesInText, Processed, View
+from identikit.texts.pictures import ImagesInText, ImageView, ProcessedImage
 
 
-def _in_a_row(token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[View]) -> str:
+def _in_a_row(
+    token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[ImageView]
+) -> str:
     return token * sum(view.tokens for view in views)
 
 
 # LLaVA: resized, perhaps padded to a square before, and cut to the middle
 
 
-def _cropped(image: Processed) -> tuple[View, ...]:
+def _cropped(image: ProcessedImage) -> tuple[ImageView, ...]:
     """Return the middle of the picture that is left after resizing and cropping."""
     processor = image.processor
     height, width = image.made["pixel_values"][image.number].shape[-2:]
@@ -40,7 +42,7 @@ def _cropped(image: Processed) -> tuple[View, ...]:
         start = (from_side - made) // 2
         ends.append(tuple(edge * side / from_side - padding for edge in (start, start + made)))
     (top, bottom), (left, right) = ends
-    return (View(height // patch, width // patch, (left, top, right, bottom)),)
+    return (ImageView(height // patch, width // patch, (left, top, right, bottom)),)
 
 
 LLAVA = ImagesInText(_cropped, _in_a_row)
@@ -49,14 +51,14 @@ LLAVA = ImagesInText(_cropped, _in_a_row)
 # Idefics3 and SmolVLM: tiles of one size, row by row, and then the whole picture
 
 
-def _tiles_and_overview(image: Processed) -> tuple[View, ...]:
+def _tiles_and_overview(image: ProcessedImage) -> tuple[ImageView, ...]:
     vision = image.config.vision_config
     side = vision.image_size // vision.patch_size // image.config.scale_factor
     rows, columns = ([count for text in image.made[name] for count in text][image.number] for name in ("rows", "cols"))
-    return (*_tiles(image, int(rows), int(columns), side), View(side, side, image.whole))
+    return (*_tiles(image, int(rows), int(columns), side), ImageView(side, side, image.whole))
 
 
-def _tiles(image: Processed, rows: int, columns: int, side: int) -> list[View]:
+def _tiles(image: ProcessedImage, rows: int, columns: int, side: int) -> list[ImageView]:
     """Return the tiles of a picture that is cut evenly, each of `side` × `side` tokens."""
     wide = image.width / columns if columns else 0.0
     high = image.height / rows if rows else 0.0
@@ -64,11 +66,13 @@ def _tiles(image: Processed, rows: int, columns: int, side: int) -> list[View]:
     for row in range(rows):
         for column in range(columns):
             box = (column * wide, row * high, (column + 1) * wide, (row + 1) * high)
-            views.append(View(side, side, box, (row, column)))
+            views.append(ImageView(side, side, box, (row, column)))
     return views
 
 
-def _tagged(token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[View]) -> str:
+def _tagged(
+    token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[ImageView]
+) -> str:
     """Return each tile after its row and column, a line for each row of tiles, and the whole picture after its tag."""
     around = "<fake_token_around_image>"
     spelled = ""
@@ -95,10 +99,10 @@ IDEFICS3 = ImagesInText(
 # Qwen: resized to whole patches, of which neighbours are merged
 
 
-def _merged(image: Processed) -> tuple[View, ...]:
+def _merged(image: ProcessedImage) -> tuple[ImageView, ...]:
     _, height, width = (int(count) for count in image.made["image_grid_thw"][image.number])
     merge = image.config.vision_config.spatial_merge_size
-    return (View(height // merge, width // merge, image.whole),)
+    return (ImageView(height // merge, width // merge, image.whole),)
 
 
 QWEN = ImagesInText(_merged, _in_a_row, arguments=("pixel_values", "image_grid_thw"), kinds="mm_token_type_ids")
@@ -107,13 +111,13 @@ QWEN = ImagesInText(_merged, _in_a_row, arguments=("pixel_values", "image_grid_t
 # Gemma 3: resized to a square, whose patches are averaged; the tokens of an image see one another
 
 
-def _averaged(image: Processed) -> tuple[View, ...]:
+def _averaged(image: ProcessedImage) -> tuple[ImageView, ...]:
     side = math.isqrt(image.config.mm_tokens_per_image)
-    return (View(side, side, image.whole),)
+    return (ImageView(side, side, image.whole),)
 
 
 def _between_lines(
-    token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[View]
+    token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[ImageView]
 ) -> str:
     begin, end = (tokenizer.convert_ids_to_tokens(index) for index in (config.boi_token_index, config.eoi_token_index))
     return f"\n\n{begin}{_in_a_row(token, tokenizer, config, views)}{end}\n\n"
@@ -132,12 +136,12 @@ GEMMA3 = ImagesInText(
 # InternVL: tiles of one size, row by row, and then, if there are several, the whole picture
 
 
-def _tiles_and_thumbnail(image: Processed) -> tuple[View, ...]:
+def _tiles_and_thumbnail(image: ProcessedImage) -> tuple[ImageView, ...]:
     ratio = image.config.downsample_ratio
     vision = image.config.vision_config
     side, _ = (round(size / patch * ratio) for size, patch in zip(vision.image_size, vision.patch_size, strict=True))
     count = int(image.made["num_patches"][image.number])
-    whole = View(side, side, image.whole)
+    whole = ImageView(side, side, image.whole)
     if count == 1:
         return (whole,)
     tiles = count - 1
@@ -150,7 +154,7 @@ def _tiles_and_thumbnail(image: Processed) -> tuple[View, ...]:
 
 
 def _between_tags(
-    token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[View]
+    token: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, views: Sequence[ImageView]
 ) -> str:
     begin = getattr(tokenizer, "start_image_token", None) or "<img>"
     end = getattr(tokenizer, "end_image_token", None) or "</img>"

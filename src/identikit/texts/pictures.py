@@ -17,10 +17,10 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from identikit.checks import shortened
 from identikit.errors import InputError, TooLongError
 from identikit.shapes import Tensor
-from identikit.texts.chat import is_chat, written
-from identikit.texts.encoding import Room, encode_prompt
+from identikit.texts.chat import is_chat, render_chat
+from identikit.texts.encoding import TokenLimit, encode_prompt
 from identikit.texts.features import open_image, small_copy
-from identikit.texts.text import Encoded, ImagesRead, TextWithImages, is_image
+from identikit.texts.text import EncodedText, ImagesRead, TextWithImages, is_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,7 +31,7 @@ _PASS = "Pass (image, question), or messages="
 
 
 @dataclass(frozen=True)
-class View:
+class ImageView:
     """A part of a picture that becomes a grid of tokens, row by row.
 
     - `rows`, `columns`: of tokens
@@ -50,7 +50,7 @@ class View:
         return self.rows * self.columns
 
 
-class Processed(NamedTuple):
+class ProcessedImage(NamedTuple):
     """One image of a text: by its `number`, of `width` × `height`, with the model's `config`.
 
     The image `processor` has `made` the pixels of all of them.
@@ -83,8 +83,8 @@ class ImagesInText:
     - `bidirectional`: the tokens of an image see one another, also in a causal model
     """
 
-    layout: Callable[[Processed], tuple[View, ...]]
-    spelled: Callable[[str, PreTrainedTokenizerBase, PreTrainedConfig, Sequence[View]], str]
+    layout: Callable[[ProcessedImage], tuple[ImageView, ...]]
+    spelled: Callable[[str, PreTrainedTokenizerBase, PreTrainedConfig, Sequence[ImageView]], str]
     arguments: tuple[str, ...] = ("pixel_values",)
     kinds: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -145,14 +145,14 @@ class PictureSource:
             return all(map(_is_picture, listed))
         return _is_picture(text)
 
-    def encode(self, name: str, text: Any, room: Room) -> Encoded:
+    def encode(self, name: str, text: Any, room: TokenLimit) -> EncodedText:
         """Return a text with its images as tokens; each token of an image is named by its row and column in it."""
         given = text.given if isinstance(text, TextWithImages) else text
         self._check(name)
         prompt = self._prompt(name, given)
         made = self._made(name, prompt.images)
         views = [
-            self.kind.layout(Processed(self.config, self.reader.processor, made, number, *image.size))
+            self.kind.layout(ProcessedImage(self.config, self.reader.processor, made, number, *image.size))
             for number, image in enumerate(prompt.images)
         ]
         string, spans = self._expanded(prompt, views)
@@ -178,7 +178,9 @@ class PictureSource:
         if not self.tokenizer.is_fast:
             raise InputError(f"Reading {name}: images in a text need a tokenizer that keeps offsets (a fast one).")
 
-    def _patches(self, name: str, ids: Sequence[int], views: Sequence[Sequence[View]], room: Room) -> list[int]:
+    def _patches(
+        self, name: str, ids: Sequence[int], views: Sequence[Sequence[ImageView]], room: TokenLimit
+    ) -> list[int]:
         """Return where the tokens of images are; refuse too many tokens, or others than the images have."""
         if room.tokens is not None and len(ids) > room.tokens:
             raise TooLongError(
@@ -204,7 +206,7 @@ class PictureSource:
         if not is_chat(given):
             return self._question(name, *_image_and_question(name, given))
         messages, images = _with_images(name, given)
-        string, spans = written(self.tokenizer, name, messages, template=self._template, parts=True)
+        string, spans = render_chat(self.tokenizer, name, messages, template=self._template, parts=True)
         self._check_count(name, string, len(images))
         bos = self.tokenizer.bos_token
         begun = isinstance(bos, str) and string.startswith(bos)
@@ -254,7 +256,7 @@ class PictureSource:
                 "another."
             ) from error
 
-    def _expanded(self, prompt: _Prompt, views: Sequence[Sequence[View]]) -> tuple[str, list[tuple[int, int]]]:
+    def _expanded(self, prompt: _Prompt, views: Sequence[Sequence[ImageView]]) -> tuple[str, list[tuple[int, int]]]:
         """Return the prompt with each placeholder as the tokens of its image, and where the caller's words are then."""
         token = str(self.tokenizer.convert_ids_to_tokens(self.config.image_token_id))
         first, *rest = prompt.string.split(self._placeholder)
@@ -328,7 +330,7 @@ def _with_images(name: str, messages: Sequence[Mapping[str, object]]) -> tuple[l
 
 
 def _placed(
-    images: Sequence["Image"], views: Sequence[Sequence[View]], patches: Sequence[int]
+    images: Sequence["Image"], views: Sequence[Sequence[ImageView]], patches: Sequence[int]
 ) -> tuple[tuple[dict[str, object], ...], dict[int, str]]:
     """Return what is kept of each image, and the name of each of its tokens by its position in the text."""
     names: dict[int, str] = {}

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from identikit.errors import InputError
-from identikit.texts.text import Encoded
+from identikit.texts.text import EncodedText
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -36,7 +36,7 @@ def tagger_missing() -> str | None:
     return None
 
 
-def penn_tags(encoded: Encoded) -> tuple[str, ...]:
+def penn_tags(encoded: EncodedText) -> tuple[str, ...]:
     """Return a Penn tag for each token of a text: pieces have their word's, special tokens are tags of their own."""
     tagged = [_pipeline()(string) for string in encoded.parts]
     tags = list(encoded.tokens)  # a token outside words, such as a special one, is its own tag

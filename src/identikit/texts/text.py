@@ -69,7 +69,7 @@ class ImagesRead:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedText:
     """One text as pieces, unpadded: their `ids` and what they spell (`tokens`), with the `text` that they came from.
 
     `segments` says which half of a pair each piece belongs to (None: the model does not ask). `special` marks the
@@ -95,7 +95,7 @@ class Encoded:
     parts: tuple[str, ...] = ()
     features: Float[Tensor, "*shape"] | None = field(default=None, compare=False)
     images: ImagesRead | None = field(default=None, compare=False)
-    source: "Encoded | None" = None
+    source: "EncodedText | None" = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -146,7 +146,7 @@ class TokenBatch:
         return self.keep[row].nonzero().squeeze(-1)
 
 
-def is_several(texts: object) -> TypeGuard[list[Any]]:
+def is_text_list(texts: object) -> TypeGuard[list[Any]]:
     """Whether an argument holds several texts: a list does, unless its items are token ids or messages of one text."""
     if not isinstance(texts, list) or not texts:
         return isinstance(texts, list)
@@ -163,7 +163,7 @@ def is_image(value: object) -> bool:
     return pillow is not None and isinstance(value, pillow.Image)
 
 
-def joined_by(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]:
+def pair_separator(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]:
     """Return the special tokens between the halves of a pair, out of all its tokens; none where they are joined."""
     spelled = [position for position, added in enumerate(special) if not added]
     return tuple(tokens[position] for position in range(spelled[0], spelled[-1]) if special[position])
@@ -180,15 +180,15 @@ def readable_token(token: str) -> str:
     return text.replace("▁", " ").replace("\n", "↵")
 
 
-def collate(encoded: Sequence[Encoded], *, pad_id: int) -> TokenBatch:
+def collate(encoded: Sequence[EncodedText], *, pad_id: int) -> TokenBatch:
     """Pad texts on the right, to the longest.
 
     Images and sounds are stacked: their features must have one shape.
     """
-    return stacked([_batch_of_one(text) for text in encoded], pad_id)
+    return stack_batches([_batch_of_one(text) for text in encoded], pad_id)
 
 
-def _batch_of_one(text: Encoded) -> TokenBatch:
+def _batch_of_one(text: EncodedText) -> TokenBatch:
     return TokenBatch(
         ids=torch.tensor([text.ids]) if text.features is None else None,
         keep=torch.ones(1, len(text), dtype=torch.bool),
@@ -203,7 +203,7 @@ def _batch_of_one(text: Encoded) -> TokenBatch:
     )
 
 
-def stacked(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
+def stack_batches(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
     """Return batches of one text each as one batch, padded on the right."""
 
     def joined(name: str, fill: int = 0) -> Any:
@@ -222,11 +222,11 @@ def stacked(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
         order=tuple(range(len(batches))),
         features=torch.cat(features) if features else None,
         images=batches[0].images,
-        source=stacked(sources, pad_id) if sources else None,
+        source=stack_batches(sources, pad_id) if sources else None,
     )
 
 
-def repeated(batch: TokenBatch, count: int) -> TokenBatch:
+def repeat_batch(batch: TokenBatch, count: int) -> TokenBatch:
     """Return a batch of one text as a batch that has it several times."""
     tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
     return replace(
@@ -236,11 +236,11 @@ def repeated(batch: TokenBatch, count: int) -> TokenBatch:
         words=batch.words * count,
         order=tuple(range(count)),
         images=None if batch.images is None else batch.images.repeated(count),
-        source=None if batch.source is None else repeated(batch.source, count),
+        source=None if batch.source is None else repeat_batch(batch.source, count),
     )
 
 
-def keys_of(batch: TokenBatch, side: str | None) -> TokenBatch:
+def key_batch(batch: TokenBatch, side: str | None) -> TokenBatch:
     """Return the tokens that a batch's tokens see: these themselves, or in "cross" attention those of the source."""
     if side != "cross":
         return batch
@@ -248,7 +248,7 @@ def keys_of(batch: TokenBatch, side: str | None) -> TokenBatch:
     return batch.source
 
 
-def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
+def single_text(batch: TokenBatch, row: int) -> TokenBatch:
     """Return one text of a batch as a batch of its own, without its padding."""
     kept = batch.rows(row)
     tensors = {name: getattr(batch, name) for name in ("ids", "keep", "special", "segments")}
@@ -259,11 +259,11 @@ def text_alone(batch: TokenBatch, row: int) -> TokenBatch:
         words=(batch.words[row],),
         order=(0,),
         features=None if batch.features is None else batch.features[row : row + 1],
-        source=None if batch.source is None else text_alone(batch.source, row),
+        source=None if batch.source is None else single_text(batch.source, row),
     )
 
 
-def batches(encoded: Sequence[Encoded], *, pad_id: int, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
+def batches(encoded: Sequence[EncodedText], *, pad_id: int, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
     """Yield padded batches of at most `batch_tokens` positions, longest texts first; a longer text is on its own.
 
     Images and sounds are only put together where their features have one shape: none is padded. A text with images in
@@ -284,7 +284,7 @@ def batches(encoded: Sequence[Encoded], *, pad_id: int, batch_tokens: int = 4096
         order = order[len(rows) :]
 
 
-def in_order(results: Iterable[tuple[Sequence[int], Sequence[Result]]], n: int) -> list[Result]:
+def restore_order(results: Iterable[tuple[Sequence[int], Sequence[Result]]], n: int) -> list[Result]:
     """Put the results of batches, given as (`batch.order`, one result per row), back in the order of the n texts."""
     by_index = {index: result for order, rows in results for index, result in zip(order, rows, strict=True)}
     return [by_index[index] for index in range(n)]

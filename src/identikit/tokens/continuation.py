@@ -17,10 +17,10 @@ import torch
 
 from identikit.errors import InputError, ModelError
 from identikit.maths.neighbours import paired_distance
-from identikit.models.load.linear import ROUNDED, embedding_rows, matrices
+from identikit.models.load.linear import PACKED_TOLERANCE, embedding_rows, matrix_shapes
 from identikit.models.machine import free_bytes, product_rate
 from identikit.models.model import Model, Trace
-from identikit.models.onward import at_position
+from identikit.models.partial_run import run_at_position
 from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import TokenBatch
@@ -91,7 +91,7 @@ class Continuations:
         position.before.update({call.layer: position.keys_before(call) for call in self.calls if call.layer < depth})
         ids = self.batch.ids
         assert ids is not None
-        allowed = max(_TOLERANCE[self.model.dtype], ROUNDED if self.model.packed else 0.0)
+        allowed = max(_TOLERANCE[self.model.dtype], PACKED_TOLERANCE if self.model.packed else 0.0)
         for layer, (hidden,) in enumerate(position.hidden(ids[0, place : place + 1].to(self.model.device))):
             expected = self.trace.hidden[layer][0, place].double()
             off = float((hidden.double() - expected).norm() / expected.norm().clamp(min=1e-30))
@@ -147,7 +147,7 @@ class Position:
         if segments is not None:
             segments = segments[:, self.place].to(ids.device).expand(len(ids))[:, None]
         batch = ids_batch(ids[:, None], segments)
-        return at_position(self.text.model, batch, self.place, self._attend, depth=self.depth)
+        return run_at_position(self.text.model, batch, self.place, self._attend, depth=self.depth)
 
     def _attend(self, call: AttentionCall) -> Float[Tensor, "candidate head 1 d_v"]:
         r"""Return the head output of each candidate's query over the keys before it and its own.
@@ -272,7 +272,7 @@ def search(
 
 def chunk_size(model: Model, before: int, depth: int) -> int:
     """Return how many candidates to try at once: as many as fit in part of the memory that is free."""
-    widest = max(max(shape[-2:]) for shape in matrices(model.blocks[0]))
+    widest = max(max(shape[-2:]) for shape in matrix_shapes(model.blocks[0]))
     numbers = (depth + 12) * model.d_model + 4 * widest + 8 * model.n_heads * (before + 1)
     each = numbers * max(4, model.dtype.itemsize)
     room = min(free_bytes(model.device) // 4, _CHUNK_BYTES.get(model.device.type, 1 << 28))
@@ -281,7 +281,7 @@ def chunk_size(model: Model, before: int, depth: int) -> int:
 
 def expected_seconds(model: Model, candidates: int, positions: int, depth: int) -> float:
     """Return about how long a search takes here."""
-    weights = sum(math.prod(shape) for block in model.blocks[:depth] for shape in matrices(block))
+    weights = sum(math.prod(shape) for block in model.blocks[:depth] for shape in matrix_shapes(block))
     operations = 2.0 * 2 * weights * candidates * positions
     if operations < LONG_SECONDS * 1e9:  # any machine does that in time
         return operations / 1e9

@@ -4,17 +4,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from identikit.checks import known
-from identikit.models.machine import products
+from identikit.checks import known_name
+from identikit.models.machine import product_precision
 from identikit.models.model import Model
-from identikit.models.reading import unread
+from identikit.models.text_run import prepare_texts
 from identikit.progress import Progress, silent
 from identikit.results.files import plain
 from identikit.results.table import texts_table
 from identikit.runs.run import Numbers, Run, Stored, restored_row
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
-from identikit.texts.text import Encoded, Text
+from identikit.texts.text import EncodedText, Text
 from identikit.tokens.continuation import check_continues
 from identikit.tokens.experiments import EXPERIMENTS, Experiment, Rate, run_experiment
 from identikit.tokens.invert import Inversion, InversionOptions, token_words
@@ -40,7 +40,7 @@ class IdentifiabilityOptions:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        known("experiment", self.experiment, tuple(EXPERIMENTS))
+        known_name("experiment", self.experiment, tuple(EXPERIMENTS))
         MapChoice(self.maps, self.distances)
         Settings(folds=self.folds, seed=self.seed)
 
@@ -84,7 +84,7 @@ class IdentifiabilityJob:
         kind, layers = task
         choice = MapChoice((kind,), self.distances, layers)
         settings = replace(self.settings, device=str(model.device))
-        with products(self.precision):
+        with product_precision(self.precision):
             states = self.states.of(model, self.progress)
             measured = run_experiment(self.experiment, states, choice, settings, self.progress)
         return plain([rate._asdict() for rate in measured.rates])
@@ -150,7 +150,7 @@ class InversionJob:
         if model.fingerprint not in self._made:
             self._made[model.fingerprint] = Inversion.of(model, self.options, steps=0, depth=model.n_layers)
         inversion = self._made[model.fingerprint]
-        (reading,) = unread(model, task, truncate=self.options.truncate, max_tokens=self.options.max_tokens)
+        (reading,) = prepare_texts(model, task, truncate=self.options.truncate, max_tokens=self.options.max_tokens)
         n = len(reading.tokens)
         done = 0.0
 
@@ -195,7 +195,9 @@ def inverted(model: Model, texts: list[Text], run: Run, options: InversionOption
     return run.texts(model, InversionJob(options), texts, encoded, before=before)
 
 
-def _token_table(model: Model, encoded: list[Encoded], found: Numbers, noises: tuple[float | int, ...]) -> "DataFrame":
+def _token_table(
+    model: Model, encoded: list[EncodedText], found: Numbers, noises: tuple[float | int, ...]
+) -> "DataFrame":
     from pandas import DataFrame, MultiIndex, concat
 
     parts = []

@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from identikit.checks import flag, function, known, known_names, shortened
+from identikit.checks import flag, function, known_name, known_names, shortened
 from identikit.errors import InputError
 from identikit.maths.neighbours import DISTANCES
 from identikit.maths.threads import calm
+from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import Reading, readings
-from identikit.models.surroundings import undisturbed
+from identikit.models.text_run import TextRun, run_texts
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, selected_indices
 from identikit.results.files import unseal, write_file
 from identikit.results.provenance import text_hash
 from identikit.results.source import StoredArrays
-from identikit.texts.text import Text, is_several
+from identikit.texts.text import Text, is_text_list
 from identikit.tokens.experiments import EXPERIMENTS, fit_maps, recover, run_experiment
 from identikit.tokens.invert import invert as invert_text
 from identikit.tokens.maps import FittedMap, maps_of, sealed_maps
@@ -38,7 +38,7 @@ _READ_WITH = ("linear", "ridge", "mlp", "naive")  # the first of these that was 
 
 @reporting
 @calm()
-@undisturbed()
+@standard_torch_state()
 def token_identifiability(
     model: Model | None = None,
     texts: list[Any] | None = None,
@@ -69,7 +69,7 @@ def token_identifiability(
     (layer, token, feature) beside `NAME.token_ids.npy`. The first layer is what enters the first block.
     """
     progress = function("progress", progress)
-    known("experiment", experiment, tuple(EXPERIMENTS))
+    known_name("experiment", experiment, tuple(EXPERIMENTS))
     maps = known_names("maps", maps, MAPS)
     distances = known_names("distances", distances, DISTANCES)
     settings = Settings() if settings is None else settings
@@ -87,17 +87,17 @@ def token_identifiability(
     else:
         model = checked_model(model)
         layers = selected_indices("layer", layers, model.n_layers)
-        if not is_several(texts):
+        if not is_text_list(texts):
             raise InputError("token_identifiability learns from many texts: pass a list of them.")
         vectors = hidden_states(model, texts, truncate=truncate, max_tokens=max_tokens, progress=progress)
-        provenance = model.provenance(json.dumps(model.names(texts), default=str), **about, texts=len(texts))
+        provenance = model.provenance(json.dumps(model.provenance_texts(texts), default=str), **about, texts=len(texts))
     choice = MapChoice(maps=maps, distances=distances, layers=layers)
     measured = run_experiment(EXPERIMENTS[experiment], vectors, choice, settings, progress)
     trials = tuple(trial.row() for trial in measured.trials)
     return identifiability_result(measured.rates, provenance, maps=measured.maps, trials=trials, model=model)
 
 
-@undisturbed()
+@standard_torch_state()
 def identity_of_text(
     model: Model,
     text: Any,
@@ -109,11 +109,11 @@ def identity_of_text(
     progress: Progress = silent,
 ) -> IdentityMap:
     """Read one text with fitted maps; see `TokenIdentifiability.identity_map`."""
-    if is_several(text):
+    if is_text_list(text):
         raise InputError("An identity map is of one text: pass a string, a pair of strings or token ids.")
     invert = flag("invert", invert)
     progress = function("progress", progress)
-    (reading,) = readings(model, text, layers=(), truncate=False)
+    (reading,) = run_texts(model, text, layers=(), truncate=False)
     identity = identity_of(reading, maps, map=map, distance=distance)
     if not invert:
         return identity
@@ -123,17 +123,17 @@ def identity_of_text(
 
 
 def identity_of(
-    reading: Reading, maps: Sequence[FittedMap], *, map: str | None = None, distance: str | None = None
+    reading: TextRun, maps: Sequence[FittedMap], *, map: str | None = None, distance: str | None = None
 ) -> IdentityMap:
     """Read a text that was run already with fitted maps."""
     own_input = [fitted for fitted in maps if fitted.task == Task()]
     if map is None:
         kinds = {fitted.map for fitted in own_input}
         map = next((name for name in _READ_WITH if name in kinds), "linear")
-    known("map", map, MAPS)
+    known_name("map", map, MAPS)
     if distance is None:
         distance = next((fitted.distance for fitted in own_input if fitted.map == map), "cosine")
-    known("distance", distance, DISTANCES)
+    known_name("distance", distance, DISTANCES)
     trace = reading.model.trace(reading.batch) if reading.trace is None else reading.trace
     states = states_of_trace(trace, reading.model.name)
     nearest = recover(states, maps, map=map, distance=distance)

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from identikit.checks import function, known, random_seed, real_number
+from identikit.checks import function, known_name, random_seed, real_number
 from identikit.errors import InputError
 from identikit.maths.neighbours import DISTANCES
-from identikit.models.machine import duration
+from identikit.models.isolation import standard_torch_state
+from identikit.models.machine import format_duration
 from identikit.models.model import Model, checked_model
-from identikit.models.reading import Reading, unread
-from identikit.models.surroundings import undisturbed
+from identikit.models.text_run import TextRun, prepare_texts
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, selected_index, selected_indices
 from identikit.results.several import Results, of_texts
 from identikit.results.source import StoredArrays
 from identikit.shapes import Float, Int, Tensor
-from identikit.texts.text import is_several
+from identikit.texts.text import is_text_list
 from identikit.tokens.continuation import (
     LONG_SECONDS,
     Aims,
@@ -56,8 +56,8 @@ class InversionOptions:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        known("prefix", self.prefix, PREFIXES)
-        known("distance", self.distance, DISTANCES)
+        known_name("prefix", self.prefix, PREFIXES)
+        known_name("distance", self.distance, DISTANCES)
         random_seed(self.seed)
         for noise in self.noises:
             real_number("noise", noise, least=0, most=LOUDEST)
@@ -99,7 +99,7 @@ class Sought:
 
 @of_texts
 @reporting
-@undisturbed()
+@standard_torch_state()
 def invert(
     model: Model,
     text: Any,
@@ -154,13 +154,13 @@ def invert(
     wanted = selected_indices("layer", layers, model.n_layers)
     if layer is not None:
         wanted = (selected_index("layer", layer, model.n_layers),)
-    several = is_several(text)
-    sources: Sequence[Reading | Tensor]
+    several = is_text_list(text)
+    sources: Sequence[TextRun | Tensor]
     if bare:
         sources = [_checked_hidden(model, vectors) for vectors in (text if several else [text])]
         axes = [Axis("position", tuple(range(len(vectors)))) for vectors in sources]
     else:
-        sources = unread(model, text, truncate=truncate, max_tokens=max_tokens)
+        sources = prepare_texts(model, text, truncate=truncate, max_tokens=max_tokens)
         axes = [Axis("position", tuple(range(len(source.tokens))), source.tokens) for source in sources]
     places = [axis.sel(positions).values for axis in axes]
     steps = sum(options.steps(some) for some in places)
@@ -195,8 +195,8 @@ class Inversion:
         seconds = expected_seconds(model, size, steps, depth)
         if seconds > LONG_SECONDS:
             warnings.warn(
-                f"Inverting {steps} positions among {size:,} tokens takes about {duration(seconds)} on this machine. "
-                "Choose some positions, or lower layers.",
+                f"Inverting {steps} positions among {size:,} tokens takes about {format_duration(seconds)} on this "
+                "machine. Choose some positions, or lower layers.",
                 stacklevel=5,
             )
         done = 0.0
@@ -208,9 +208,9 @@ class Inversion:
 
         return cls(model, options, candidates, tick)
 
-    def sought(self, source: Reading | Tensor, layers: tuple[int, ...], positions: tuple[int, ...]) -> Sought:
+    def sought(self, source: TextRun | Tensor, layers: tuple[int, ...], positions: tuple[int, ...]) -> Sought:
         """Run a text, and return its hidden vectors of these layers as what is sought; or hidden vectors themselves."""
-        if not isinstance(source, Reading):
+        if not isinstance(source, TextRun):
             names = getattr(self.model.tokenizer, "model_input_names", ())
             segments = torch.zeros(1, len(source), dtype=torch.long) if "token_type_ids" in names else None
             return Sought(layers, source[None], positions, segments)
@@ -271,11 +271,11 @@ class Inversion:
         token = None if sought.ids is None else sought.ids[position.place]
         return search(position, aims, self.candidates, token=token, distance=self.options.distance, tick=tick)
 
-    def result(self, source: Reading | Tensor, layers: tuple[int, ...], positions: tuple[int, ...]) -> TokenInversion:
+    def result(self, source: TextRun | Tensor, layers: tuple[int, ...], positions: tuple[int, ...]) -> TokenInversion:
         """Invert a text, or hidden vectors of one layer."""
         arrays = self.found(self.sought(source, layers, positions))
         words = token_words(self.model, torch.cat([arrays["winner"], arrays["runner_up"]]).flatten().tolist())
-        if isinstance(source, Reading):
+        if isinstance(source, TextRun):
             text = source.text
             about = source.about
             tokens = tuple(source.tokens[place] for place in positions)

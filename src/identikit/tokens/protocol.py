@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from identikit.checks import is_collection, known, known_names, random_seed, real_number, shortened, whole_number
+from identikit.checks import is_collection, known_name, known_names, random_seed, real_number, shortened, whole_number
 from identikit.errors import InputError
 from identikit.maths.neighbours import DISTANCES
 from identikit.shapes import Int, Tensor
@@ -44,7 +44,7 @@ class Task:
     data_share: float = 1.0
 
     def __post_init__(self) -> None:
-        known("target", self.target, ("input", "previous"))
+        known_name("target", self.target, ("input", "previous"))
         real_number("data_share", self.data_share, above=0, most=1)
 
     def target_layer(self, layer: int) -> int | None:

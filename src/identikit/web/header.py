@@ -13,7 +13,7 @@ from identikit.attribution.result import TokenAttribution
 from identikit.errors import TooLongError
 from identikit.explanation.result import Explanation
 from identikit.models.load.load import Recipe
-from identikit.models.reading import Reading
+from identikit.models.text_run import TextRun
 from identikit.results.files import plain
 from identikit.results.result import Result
 from identikit.texts.text import SOURCE, Translation, readable_token
@@ -88,7 +88,7 @@ def _listed(text: object) -> str | list[str | int] | None:
     return text if isinstance(text, str) else None
 
 
-def _is_too_long(reading: Reading) -> bool:
+def _is_too_long(reading: TextRun) -> bool:
     """Whether a text was cut to the model's limit."""
     if not reading.may_be_cut or reading.model.modality != "text":
         return False
@@ -128,13 +128,13 @@ def _calls(result: Result) -> dict[str, str]:
     return calls
 
 
-def _looking(reading: Reading) -> str:
+def _looking(reading: TextRun) -> str:
     """Return the arguments for the attention of a decoder; empty for any other."""
     if not isinstance(reading.text, Translation):
         return ""
     target = _listed(reading.text.target)
     written = "..." if target is None else json.dumps(target)
-    return f", target={written}, attention={json.dumps(reading.model.side)}"
+    return f", target={written}, attention={json.dumps(reading.model.decoder_attention)}"
 
 
 def _explain_call(result: Explanation) -> str:

@@ -14,14 +14,14 @@ import torch
 from identikit.errors import ModelError
 from identikit.models import families
 from identikit.models.blocks import Trace, first_output
-from identikit.models.load.linear import ROUNDED, linear_bias
+from identikit.models.isolation import clear_model_errors, standard_torch_state, structure_of
+from identikit.models.load.linear import PACKED_TOLERANCE, linear_bias
 from identikit.models.load.weights import broken_weight
 from identikit.models.model import Model
-from identikit.models.surroundings import failing_clearly, makeup, undisturbed
-from identikit.models.taps.switch import switched
+from identikit.models.taps.switch import use_attention
 from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Tensor
-from identikit.texts.text import TokenBatch, keys_of, text_alone
+from identikit.texts.text import TokenBatch, key_batch, single_text
 
 _ROWS = 64  # of a text with images, about as many rows of attention are compared
 # How far apart two ways of computing one thing may be, relative to the largest entry.
@@ -31,7 +31,7 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torc
 
 def prove(model: Model) -> int:
     """Prove a tap and return the number of layers it was proved for; a ModelError names what does not hold."""
-    with model.alone(), undisturbed(), torch.no_grad():
+    with model.exclusive(), standard_torch_state(), torch.no_grad():
         weight = broken_weight(model.hf)
         if weight is not None:
             raise ModelError(
@@ -50,16 +50,16 @@ def prove(model: Model) -> int:
             _attention_rebuilds_output(model, call)
             _output_is_projected(model, call, output)
         if model.family.value is not None:
-            _made_once(model, "value", values, keys_of(batch, model.side))
+            _made_once(model, "value", values, key_batch(batch, model.decoder_attention))
             for call, value in zip(calls, values, strict=True):
                 _values_are_the_layers(model, call, value)
         # Older transformers silently drop the soft-cap under sdpa; their eager attention keeps it.
         capped = any(call.softcap is not None for call in calls)
-        with switched(model.hf, "eager") if capped else nullcontext():
+        with use_attention(model.hf, "eager") if capped else nullcontext():
             _output_is_the_models_own(model, batch, trace.hidden[-1])
         if model.family.splits:
             _split_is_by_position(model, batch, (trace, calls))
-        model.proof = (makeup(model.hf), prove)
+        model.proof = (structure_of(model.hf), prove)
         return len(calls)
 
 
@@ -70,8 +70,8 @@ def prove_with_images(model: Model, batch: TokenBatch) -> None:
     def visit(call: AttentionCall) -> None:
         _attention_rebuilds_output(model, call, some)
 
-    with model.alone(), undisturbed(), torch.no_grad():
-        with failing_clearly(model.name, "a text with images", "Use the model's own processor."):
+    with model.exclusive(), standard_torch_state(), torch.no_grad():
+        with clear_model_errors(model.name, "a text with images", "Use the model's own processor."):
             trace = model.trace(batch, visit)
         _output_is_the_models_own(model, batch, trace.hidden[-1])
 
@@ -159,12 +159,12 @@ def _output_is_the_models_own(model: Model, batch: TokenBatch, tapped: Tensor) -
     """
     what = f"output with the tap, padded, is the model's own, alone (`positions={model.family.positions}`)"
     for row, keep in enumerate(batch.keep):
-        arguments = model.arguments(text_alone(batch, row))
+        arguments = model.arguments(single_text(batch, row))
         arguments.pop("position_ids", None)
         made: list[Tensor] = []
         hook = model.blocks[-1].register_forward_hook(lambda *seen, made=made: made.append(first_output(seen[-1])))
         try:
-            with model.ready():
+            with model.prepared():
                 model.hf(**arguments)
         finally:
             hook.remove()
@@ -211,7 +211,7 @@ def _near(model: Model, made: Tensor, expected: Tensor, what: str) -> None:
         expected = expected.to(made.device).double()
         difference = (made.double() - expected).abs().max()
         scale = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-        allowed = max(TOLERANCE[model.dtype], ROUNDED if model.packed else 0.0)
+        allowed = max(TOLERANCE[model.dtype], PACKED_TOLERANCE if model.packed else 0.0)
         if difference <= allowed * scale:
             return
         off = f"off by {difference / scale:.1e} of the largest entry; allowed: {allowed:.0e}"

@@ -26,7 +26,7 @@ from transformers.utils.hub import cached_file
 
 from identikit.errors import ModelError
 from identikit.models.families import find_all, stack_of
-from identikit.models.load.weights import unpacking, unwrapped
+from identikit.models.load.weights import unpacking_errors, unwrap_adapter
 from identikit.models.table import FAMILIES
 
 FOLDER = "Name a folder with config.json, model.safetensors and its tokenizer"
@@ -126,7 +126,7 @@ def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
 
 def read_gguf(checkpoint: Checkpoint, dtype: torch.dtype | str) -> PreTrainedModel:
     """Return the model of a GGUF file, its packed weights as the numbers that they stand for."""
-    with unpacking("GGUF", checkpoint.source):
+    with unpacking_errors("GGUF", checkpoint.source):
         config = read_config(checkpoint)
         name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
         kind = getattr(transformers, name) if isinstance(name, str) else AutoModel
@@ -363,7 +363,7 @@ def with_adapter(model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedMo
         )
     folder = str(weights.parent)  # also of what came from a hub, so that peft asks none
     adapted = PeftModel(model, PeftConfig.from_pretrained(folder), autocast_adapter_dtype=False)
-    plain = unwrapped(adapted)
+    plain = unwrap_adapter(adapted)
     report = adapted.load_adapter(
         folder, "default", autocast_adapter_dtype=False, torch_device="cpu", use_safetensors=True
     )

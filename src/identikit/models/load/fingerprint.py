@@ -23,7 +23,7 @@ from torch.nn.modules import module as torch_modules
 from torch.utils.module_tracker import ModuleTracker
 from transformers import PreTrainedModel
 
-from identikit.models.load.weights import adapter_state, held_weights, packing_of, place_of
+from identikit.models.load.weights import all_weights, describe_adapters, describe_packing, device_of
 from identikit.shapes import Int, Tensor
 
 _ROW = 1 << 18  # how many words are added up to one sum
@@ -59,14 +59,16 @@ def identity_of(model: PreTrainedModel, reader: object) -> Identity:
     kinds = []
     unsaved = set()
     for path, module in model.named_modules():
-        kinds.append(f"{path} {type(module).__qualname__} {changes(module)}")  # `changes` has the unsaved buffers
+        kinds.append(
+            f"{path} {type(module).__qualname__} {module_settings(module)}"
+        )  # `changes` has the unsaved buffers
         unsaved |= {f"{path}.{name}".lstrip(".") for name in module._non_persistent_buffers_set}
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name not in unsaved]
-    tensors = sorted([*held_weights(model), *buffers], key=lambda named: named[0])
+    tensors = sorted([*all_weights(model), *buffers], key=lambda named: named[0])
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
-    states = [adapter_state(model), *filter(None, [packing_of(model)])]
+    states = [describe_adapters(model), *filter(None, [describe_packing(model)])]
     digest = hashlib.sha256("\n".join([read, settings, *states, *kinds, *shapes]).encode())
-    device = place_of(model)
+    device = device_of(model)
     rows = 1 if device.type == "cpu" else _AT_ONCE
     room = torch.empty(rows, _ROW, dtype=torch.long, device=device)
     digest.update(torch.cat([_sums(tensor.to(device), room) for _, tensor in tensors]).cpu().numpy().tobytes())
@@ -119,7 +121,7 @@ def _reader_content(reader: Any) -> str:
 # What is set on a module
 
 
-def changes(module: nn.Module) -> str:
+def module_settings(module: nn.Module) -> str:
     """Return what is set on a module beside its weights, in words."""
     return "; ".join([*_numbers(module), *_functions(module), *_buffers(module)])
 
@@ -149,7 +151,7 @@ def _functions(module: nn.Module) -> Iterator[str]:
                 continue  # accelerate's, which only moves numbers to their device, or the class's own
         yield f"{name}={_described(value)}"
     for hooks in (module._forward_pre_hooks, module._forward_hooks, *ON_EVERY_MODULE):
-        others = (hook for hook in hooks.values() if not only_watches(hook) and not captures(hook))
+        others = (hook for hook in hooks.values() if not changes_nothing(hook) and not captures_hidden_vectors(hook))
         yield from (f"hook={_described(hook)}" for hook in others)
 
 
@@ -164,13 +166,13 @@ def _buffers(module: nn.Module) -> Iterator[str]:
             yield f"{name}={_value(coarse)}"
 
 
-def only_watches(hook: object) -> bool:
+def changes_nothing(hook: object) -> bool:
     """Tell whether a hook changes no number: it asks for gradients, or says which module runs (as FlopCounterMode)."""
     tracks = isinstance(getattr(hook, "__self__", None), ModuleTracker)
     return tracks or getattr(hook, "__name__", "") == _ASKS_FOR_GRADIENTS
 
 
-def captures(hook: object) -> bool:
+def captures_hidden_vectors(hook: object) -> bool:
     """Tell whether a hook is one of transformers' own, with which a model returns the hidden vectors of its parts."""
     return getattr(hook, "__qualname__", "").endswith(".output_capturing_hook")
 

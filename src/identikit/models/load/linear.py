@@ -16,11 +16,11 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from identikit.errors import ModelError
-from identikit.models.load.weights import adapted, held, offloaded_again, packed, place_of
-from identikit.models.taps.switch import HubModule, put
+from identikit.models.load.weights import device_of, has_adapter, is_packed, offloaded_again, weight_of
+from identikit.models.taps.switch import HubModule, set_temporarily
 from identikit.shapes import Float, Tensor
 
-ROUNDED = 0.05
+PACKED_TOLERANCE = 0.05
 """How far a packed layer's answer may be from x·W + b, of the largest entry: some round what they take to 8 bits."""
 _AT_ONCE = 1024  # unit vectors
 
@@ -30,10 +30,10 @@ def linear_weight(layer: HubModule, dtype: torch.dtype) -> Float[Tensor, "in out
 
     A packed layer is asked in the dtype that the model computes in.
     """
-    if any(map(packed, layer.modules())):
+    if any(map(is_packed, layer.modules())):
         return _answers(layer, layer, dtype)
-    if not adapted(layer):
-        weight = held(layer, "weight").detach()
+    if not has_adapter(layer):
+        weight = weight_of(layer, "weight").detach()
         return weight if isinstance(layer, Conv1D) else weight.T  # GPT-2 stores (in, out), linear layers (out, in)
     return _answers(layer, _in_float64(layer), torch.float64).to(layer.weight.dtype)
 
@@ -46,9 +46,9 @@ def linear_size(layer: HubModule) -> tuple[int, int]:
     return taken, made
 
 
-def matrices(module: nn.Module) -> list[tuple[int, ...]]:
+def matrix_shapes(module: nn.Module) -> list[tuple[int, ...]]:
     """Return the shapes of a module's matrices, packed or not."""
-    linear = [layer for layer in module.modules() if packed(layer) and hasattr(layer, "in_features")]
+    linear = [layer for layer in module.modules() if is_packed(layer) and hasattr(layer, "in_features")]
     within = {id(weight) for layer in linear for weight in layer.parameters()}
     plain = [weight for weight in module.parameters() if weight.ndim > 1 and id(weight) not in within]
     return [*map(linear_size, linear), *(tuple(weight.shape) for weight in plain)]
@@ -58,23 +58,25 @@ def matrices(module: nn.Module) -> list[tuple[int, ...]]:
 def linear_bias(layer: HubModule) -> Float[Tensor, "out"] | None:
     """Return b of what a linear layer computes, x·W + b; None if it has none."""
     bias = getattr(layer, "bias", None)
-    if not adapted(layer) or any(map(packed, layer.modules())):
-        return None if bias is None else held(layer, "bias").detach()
-    made = _in_float64(layer)(torch.zeros(1, layer.in_features, dtype=torch.float64, device=place_of(layer)))[0]
+    if not has_adapter(layer) or any(map(is_packed, layer.modules())):
+        return None if bias is None else weight_of(layer, "bias").detach()
+    made = _in_float64(layer)(torch.zeros(1, layer.in_features, dtype=torch.float64, device=device_of(layer)))[0]
     return made.to(layer.weight.dtype) if bias is not None or made.any() else None
 
 
 def vocabulary_size(embedding: HubModule) -> int:
     """Return how many ids an embedding has vectors for, packed or not."""
-    return embedding.num_embeddings if packed(embedding) else len(embedding.weight)
+    return embedding.num_embeddings if is_packed(embedding) else len(embedding.weight)
 
 
 def embedding_rows(layer: HubModule) -> Float[Tensor, "id d"]:
     """Return the vectors of an embedding's ids, those that it answers with where they are packed."""
-    if not packed(layer):
-        return held(layer, "weight").detach()
+    if not is_packed(layer):
+        return weight_of(layer, "weight").detach()
     with torch.no_grad():
-        return torch.cat([layer(ids) for ids in torch.arange(layer.num_embeddings).to(place_of(layer)).split(_AT_ONCE)])
+        return torch.cat(
+            [layer(ids) for ids in torch.arange(layer.num_embeddings).to(device_of(layer)).split(_AT_ONCE)]
+        )
 
 
 def _in_float64(layer: HubModule) -> Callable[[Tensor], Tensor]:
@@ -86,7 +88,7 @@ def _in_float64(layer: HubModule) -> Callable[[Tensor], Tensor]:
 @torch.no_grad()
 def _answers(layer: HubModule, run: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Float[Tensor, "in out"]:
     """Return what a layer answers to unit vectors, less its answer to zero."""
-    like = {"dtype": dtype, "device": place_of(layer)}
+    like = {"dtype": dtype, "device": device_of(layer)}
     zero = run(torch.zeros(1, layer.in_features, **like))
     units = torch.eye(layer.in_features, **like).split(_AT_ONCE)
     return torch.cat([run(some) - zero for some in units])
@@ -103,8 +105,8 @@ def differentiable(model: nn.Module) -> Iterator[None]:
     """
     with offloaded_again(model), ExitStack() as stack:
         for name, layer in model.named_modules():
-            if packed(layer) and not hasattr(layer, "num_embeddings"):
-                put(stack, layer, "forward", _with_derivative(layer, name))
+            if is_packed(layer) and not hasattr(layer, "num_embeddings"):
+                set_temporarily(stack, layer, "forward", _with_derivative(layer, name))
         yield
 
 
@@ -136,8 +138,8 @@ class _Linear(torch.autograd.Function):
         made = answer(x)
         weight = _answers(layer, answer, x.dtype)
         off = made - x @ weight
-        off = (off if layer.bias is None else off - held(layer, "bias").to(off.dtype)).abs().max()
-        if off > ROUNDED * made.abs().max():
+        off = (off if layer.bias is None else off - weight_of(layer, "bias").to(off.dtype)).abs().max()
+        if off > PACKED_TOLERANCE * made.abs().max():
             raise ModelError(
                 f"Differentiating the model: the packed layer {name!r} ({type(layer).__name__}) is not linear; it is "
                 f"off by {off / made.abs().max():.0e} of its largest answer. Load a checkpoint with plain weights."

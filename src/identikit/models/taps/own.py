@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from identikit.errors import ModelError
 from identikit.models.taps import switch, tap
 from identikit.models.taps.switch import HubModule
-from identikit.models.taps.tap import AttentionCall, hand_over, next_layer
+from identikit.models.taps.tap import AttentionCall, count_call, show_visitor
 from identikit.shapes import Float, Int, Tensor
 
 _BIASED = f"{tap.NAME}_biased"
@@ -40,10 +40,10 @@ def _tapped(
 
     With `masks`, transformers makes the tap's masks meanwhile.
     """
-    with switch.restored(model) as configs, ExitStack() as stack:
+    with switch.restored_configs(model) as configs, ExitStack() as stack:
         for block in model.base_model.get_submodule(blocks).children():
             module = block.get_submodule(attention)
-            switch.put(stack, module, method, partial(function, module))
+            switch.set_temporarily(stack, module, method, partial(function, module))
         for config in configs if masks else ():
             config._attn_implementation_internal = tap.NAME
         yield
@@ -53,8 +53,8 @@ def _attend(
     module: nn.Module, parts: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, bias: Tensor | None = None
 ) -> Float[Tensor, "batch head query d_v"]:
     query, key, value = parts
-    seen = tap.understood(module, mask, query)
-    return hand_over(AttentionCall(next_layer(), query, key, value, query.shape[-1] ** -0.5, seen, bias=bias))
+    seen = tap.checked_mask(module, mask, query)
+    return show_visitor(AttentionCall(count_call(), query, key, value, query.shape[-1] ** -0.5, seen, bias=bias))
 
 
 def _heads(module: HubModule, made: Float[Tensor, "*rows n made"]) -> Float[Tensor, "*rows head n d"]:
@@ -227,8 +227,8 @@ def _deberta(
             scores.append(_by_place(key, _heads(module, layer(table)), places.T).mT)
         bias = scaling * sum(scores)
     seen = attention_mask.bool().expand(-1, -1, query.shape[2], -1)
-    call = AttentionCall(next_layer(), query, key, value, scaling, mask=seen, bias=bias, bias_keys=bias_keys)
-    return _merged(hand_over(call)), None
+    call = AttentionCall(count_call(), query, key, value, scaling, mask=seen, bias=bias, bias_keys=bias_keys)
+    return _merged(show_visitor(call)), None
 
 
 def _by_place(
@@ -281,7 +281,7 @@ def _xlnet(
         bias = bias + torch.einsum("ijbs,ibns->bnij", seg_mat, segment)
         segments = (seg_mat, module.seg_embed.detach().clone())  # of the weights as they are
     call = AttentionCall(
-        layer=next_layer(),
+        layer=count_call(),
         query=(q_head + module.r_w_bias).permute(1, 2, 0, 3),
         key=k_head_h.permute(1, 2, 0, 3),
         value=v_head_h.permute(1, 2, 0, 3),
@@ -290,7 +290,7 @@ def _xlnet(
         bias=bias * module.scale,
         bias_keys=partial(_xlnet_bias_keys, module.rel_shift_bnij, k_head_r, segments),
     )
-    return hand_over(call).permute(2, 0, 1, 3)
+    return show_visitor(call).permute(2, 0, 1, 3)
 
 
 def _xlnet_bias_keys(
@@ -352,14 +352,14 @@ def inside(model: PreTrainedModel) -> Iterator[None]:
     """
     text = model.config.get_text_config()
     models = (module for module in model.modules() if isinstance(module, PreTrainedModel))
-    with switch.switched(next((part for part in models if part.config is text), model)):
+    with switch.use_attention(next((part for part in models if part.config is text), model)):
         yield
 
 
 @contextmanager
 def gated(model: PreTrainedModel) -> Iterator[None]:
     """Switch the tap in, and have every attention module pass its gate to the call."""
-    with switch.switched(model), ExitStack() as stack:
+    with switch.use_attention(model), ExitStack() as stack:
         for module in model.modules():
             query = getattr(module, "q_proj", None)
             output = getattr(module, "o_proj", None)
@@ -396,4 +396,4 @@ gptj = partial(_tapped, blocks="h", attention="attn", function=_gptj, method="_a
 falcon = partial(_tapped, blocks="h", attention="self_attention", function=_falcon)
 deberta = partial(_tapped, blocks="encoder.layer", attention="attention.self", function=_deberta, masks=False)
 xlnet = partial(_tapped, blocks="layer", attention="rel_attn", function=_xlnet, method="rel_attn_core", masks=False)
-beit = partial(switch.switched, implementation=_BIASED)
+beit = partial(switch.use_attention, implementation=_BIASED)

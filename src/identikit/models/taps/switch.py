@@ -13,7 +13,7 @@ HubModule = Any
 all of that as a tensor or a module."""
 
 
-def put(stack: ExitStack, owner: object, name: str, value: object) -> None:
+def set_temporarily(stack: ExitStack, owner: object, name: str, value: object) -> None:
     """Set an attribute until the stack is closed; then give back what was there, or take it away again."""
     if name in vars(owner):  # such as the forward that accelerate's hooks have put there
         stack.callback(setattr, owner, name, vars(owner)[name])
@@ -23,7 +23,7 @@ def put(stack: ExitStack, owner: object, name: str, value: object) -> None:
 
 
 @contextmanager
-def restored(model: PreTrainedModel, name: str = "_attn_implementation_internal") -> Iterator[list[Any]]:
+def restored_configs(model: PreTrainedModel, name: str = "_attn_implementation_internal") -> Iterator[list[Any]]:
     """Yield the model's configurations, and give each its own setting back at the end."""
     configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
     before = [(config, getattr(config, name)) for config in configs.values() if hasattr(config, name)]
@@ -35,9 +35,9 @@ def restored(model: PreTrainedModel, name: str = "_attn_implementation_internal"
 
 
 @contextmanager
-def switched(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
+def use_attention(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
     """Put the tap in the place of the model's attention, and its own back at the end, whatever happens."""
-    with restored(model):
+    with restored_configs(model):
         for part in model.modules():
             if isinstance(part, PreTrainedModel):  # older transformers do not hand it on to stacks of T5
                 part.set_attn_implementation(implementation)

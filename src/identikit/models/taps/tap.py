@@ -39,18 +39,18 @@ BiasKeys = Callable[[int, Tensor, Tensor], Tensor]  # text, heads, queries to (h
 Visitor = Callable[["AttentionCall"], Tensor | None]
 
 _visitor: ContextVar[Visitor] = ContextVar("identikit_visitor")
-_place: ContextVar["Place"] = ContextVar("identikit_place")
+_counter: ContextVar["CallCounter"] = ContextVar("identikit_place")
 
 
 @dataclass
-class Place:
+class CallCounter:
     """Where a run is: the index of the block that is running, and how many attention calls were made so far.
 
     `home` is the device on which what is read comes together, where layers are on several; None: they are on one. Where
     blocks attend several times, `wanted` is the number of the only call that is read now.
     """
 
-    home: torch.device | None = None
+    gather_device: torch.device | None = None
     block: int = 0
     calls: int = 0
     wanted: int | None = None
@@ -255,18 +255,18 @@ def _keys_on(
     return bias_keys(text, heads.to(layer), queries.to(layer)).to(home)
 
 
-def hand_over(call: AttentionCall) -> Float[Tensor, "batch head query d_v"]:
+def show_visitor(call: AttentionCall) -> Float[Tensor, "batch head query d_v"]:
     """Give a layer's call to the visitor; return the head output that the model continues with."""
-    place = _place.get()
+    place = _counter.get()
     if place.wanted not in (None, place.calls - 1):
         return call.output
-    replaced = _visitor.get()(call.on(place.home))
+    replaced = _visitor.get()(call.on(place.gather_device))
     return call.output if replaced is None else replaced.to(call.query.device)
 
 
-def next_layer() -> int:
+def count_call() -> int:
     """Count an attention call; return the index of its block: ALBERT runs one module many times, so order counts."""
-    place = _place.get()
+    place = _counter.get()
     place.calls += 1
     return place.block
 
@@ -292,21 +292,21 @@ def attention(
             "identikit does not know and will not ignore. Use another model, or add the term (CONTRIBUTING.md)."
         )
     call = AttentionCall(
-        layer=next_layer(),
+        layer=count_call(),
         query=query,
         key=key,
         value=value,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        mask=understood(module, attention_mask, query),
+        mask=checked_mask(module, attention_mask, query),
         softcap=softcap,
         bias=position_bias,
         gate=getattr(module, GATE, None),
         sink=None if s_aux is None else s_aux.detach().clone(),  # a result outlives changes of the weights
     )
-    return hand_over(call).transpose(1, 2).contiguous(), None
+    return show_visitor(call).transpose(1, 2).contiguous(), None
 
 
-def understood(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tensor | RowMask | None:
+def checked_mask(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tensor | RowMask | None:
     """Return the mask as bool or as its rule, and refuse one that did not come from our mask function."""
     if mask is None:
         if getattr(module, "is_causal", False) and query.shape[2] > 1:
@@ -338,7 +338,9 @@ def _mask(
     **others: Any,
 ) -> Tensor | None:
     """Return the mask as bool, or for a long text an empty stand-in that carries its rule."""
-    if kv_length <= LONGEST_MASK or _place.get().home is not None:  # a stand-in cannot go from device to device
+    if (
+        kv_length <= LONGEST_MASK or _counter.get().gather_device is not None
+    ):  # a stand-in cannot go from device to device
         others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         return sdpa_mask(
             batch_size, q_length, kv_length, mask_function=mask_function, attention_mask=attention_mask,
@@ -360,13 +362,13 @@ AttentionMaskInterface.register(NAME, _mask)
 
 
 @contextmanager
-def visiting(visitor: Visitor, home: torch.device | None = None) -> Iterator[Place]:
+def visit_calls(visitor: Visitor, home: torch.device | None = None) -> Iterator[CallCounter]:
     """Send the attention calls made inside to `visitor`; yield where the run is, set by whoever watches the blocks."""
-    place = Place(home)
+    place = CallCounter(home)
     visitor_before = _visitor.set(visitor)
-    place_before = _place.set(place)
+    place_before = _counter.set(place)
     try:
         yield place
     finally:
         _visitor.reset(visitor_before)
-        _place.reset(place_before)
+        _counter.reset(place_before)

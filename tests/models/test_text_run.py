@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from identikit.errors import InputError
-from identikit.models.reading import Change, readings
+from identikit.models.text_run import Change, run_texts
 from tests.models import tiny
 
 
@@ -32,7 +32,7 @@ def test_a_change_in_words(change: Change, words: str):
 
 def test_a_change_is_measured():
     model = tiny.loaded("llama")
-    (reading,) = readings(model, "w5 w6 w7", layers=())
+    (reading,) = run_texts(model, "w5 w6 w7", layers=())
     assert reading.changed_by(lambda call: None).words().startswith("left the final hidden states and the")
     found = reading.changed_by(lambda call: call.output * 1.5)
     assert found.logits is not None and min(found) > 1e-3
@@ -42,16 +42,16 @@ def test_a_change_is_measured():
 def test_readings_come_in_the_order_of_their_texts():
     model = tiny.loaded("llama")
     texts = ["w5 w6", ("w7", "w8 w9"), [5, 6, 7], "w5 w6 w7 w8 w9 w10"]
-    found = readings(model, texts, layers=(1,))
+    found = run_texts(model, texts, layers=(1,))
     assert [reading.text for reading in found] == ["w5 w6", ("w7", "w8 w9"), (5, 6, 7), texts[3]]
     assert [reading.batch.lengths for reading in found] == [(4,), (6,), (3,), (8,)]
     for reading in found:
-        (alone,) = readings(model, reading.text, layers=(1,))
+        (alone,) = run_texts(model, reading.text, layers=(1,))
         torch.testing.assert_close(reading.calls[1].output, alone.calls[1].output)
-    cut = readings(model, texts, layers=(), truncate=True, max_tokens=5)
+    cut = run_texts(model, texts, layers=(), truncate=True, max_tokens=5)
     assert [len(reading.tokens) for reading in cut] == [4, 5, 3, 5]
     with pytest.raises(InputError, match=r"texts\[1\]: it has 6 tokens and max_tokens allows at most 5"):
-        readings(model, texts[:3], layers=(), max_tokens=5)
+        run_texts(model, texts[:3], layers=(), max_tokens=5)
 
 
 def test_images_cannot_be_cut():

@@ -14,7 +14,7 @@ from identikit.models.model import Model, Split, Trace
 from identikit.models.taps.tap import AttentionCall, RowMask, Visitor
 from identikit.shapes import Tensor
 from identikit.texts.features import Images
-from identikit.texts.text import SOURCE, Encoded, ReadText, TokenBatch, collate, keys_of, text_alone
+from identikit.texts.text import SOURCE, EncodedText, ReadText, TokenBatch, collate, key_batch, single_text
 
 
 class Change(NamedTuple):
@@ -84,7 +84,7 @@ def visible_keys(call: AttentionCall) -> Visible | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class TextRun:
     """One text, read once: its tokens, the attention of every layer that was asked for, and the hidden vectors.
 
     - `batch`: the text alone, without padding; `text`: as it was given
@@ -109,18 +109,18 @@ class Reading:
     @property
     def keys(self) -> tuple[str, ...]:
         """The tokens that its tokens see: these themselves, or those of the source."""
-        return keys_of(self.batch, self.model.side).tokens[0]
+        return key_batch(self.batch, self.model.decoder_attention).tokens[0]
 
     @property
     def about(self) -> dict[str, object]:
         """What every Result of a text keeps of it."""
-        facts = facts_of(self.batch)
+        facts = text_facts(self.batch)
         features = self.batch.features
         if features is not None and isinstance(kind := self.model.family.features, Images):
             facts["images"] = [kind.about(self.model.hf.config, self.model.tokenizer, features[0])]
-        seen = keys_of(self.batch, self.model.side)
+        seen = key_batch(self.batch, self.model.decoder_attention)
         if seen is not self.batch:
-            facts[SOURCE] = facts_of(seen)
+            facts[SOURCE] = text_facts(seen)
         return facts
 
     @property
@@ -148,14 +148,14 @@ class Reading:
         return Change(hidden, _largest_change(before.logits, after.logits))
 
 
-def facts_of(batch: TokenBatch) -> dict[str, Any]:
+def text_facts(batch: TokenBatch) -> dict[str, Any]:
     """Return what a Result keeps of a batch of one text."""
     words = [list(span) for span in batch.words[0]]
     facts = {"tokens": list(batch.tokens[0]), "special": batch.special[0].tolist(), "words": words}
     return facts if batch.images is None else facts | {"images": list(batch.images.about)}
 
 
-def joined_facts(texts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+def join_facts(texts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
     """Return the tokens and words of texts that stand one after another."""
     about: dict[str, list[Any]] = {"tokens": [], "special": [], "words": []}
     for facts in texts:
@@ -166,34 +166,36 @@ def joined_facts(texts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
     return about
 
 
-def read_again(reading: Reading, model: Model, batch: TokenBatch) -> Reading:
+def rerun_with(reading: TextRun, model: Model, batch: TokenBatch) -> TextRun:
     """Read a batch of the text with another model over the same weights, all of its layers."""
-    trace, calls, visible = _captured(model, batch, model.attention_layers)
-    return Reading(model, batch, reading.text, calls[0], visible[0], trace, reading.may_be_cut)
+    trace, calls, visible = _capture(model, batch, model.attention_layers)
+    return TextRun(model, batch, reading.text, calls[0], visible[0], trace, reading.may_be_cut)
 
 
-def readings(
+def run_texts(
     model: Model, text: object, *, layers: Collection[int], truncate: bool = False, max_tokens: int | None = None
-) -> list[Reading]:
+) -> list[TextRun]:
     """Run texts (or images, or sounds) through the model, each once, and keep some layers' attention; in order."""
-    encoded = _encoded(model, text, truncate=truncate, max_tokens=max_tokens)
-    by_index: dict[int, Reading] = {}
+    encoded = _encode_and_prove(model, text, truncate=truncate, max_tokens=max_tokens)
+    by_index: dict[int, TextRun] = {}
     for batch in model.batches(encoded):
-        trace, calls, visible = _captured(model, batch, layers)
+        trace, calls, visible = _capture(model, batch, layers)
         for row, index in enumerate(batch.order):
             kept = trace if len(batch) == 1 else None
-            alone = text_alone(batch, row)
-            by_index[index] = Reading(model, alone, encoded[index].text, calls[row], visible[row], kept, truncate)
+            alone = single_text(batch, row)
+            by_index[index] = TextRun(model, alone, encoded[index].text, calls[row], visible[row], kept, truncate)
     return [by_index[index] for index in sorted(by_index)]
 
 
-def unread(model: Model, text: object, *, truncate: bool = False, max_tokens: int | None = None) -> list[Reading]:
+def prepare_texts(
+    model: Model, text: object, *, truncate: bool = False, max_tokens: int | None = None
+) -> list[TextRun]:
     """Return each text (or image, or sound) in a batch of its own, which needs no padding, before the model has run."""
-    encoded = _encoded(model, text, truncate=truncate, max_tokens=max_tokens)
-    return [Reading(model, collate([each], pad_id=model.pad_id), each.text, {}, {}, None, truncate) for each in encoded]
+    encoded = _encode_and_prove(model, text, truncate=truncate, max_tokens=max_tokens)
+    return [TextRun(model, collate([each], pad_id=model.pad_id), each.text, {}, {}, None, truncate) for each in encoded]
 
 
-def _encoded(model: Model, text: object, **options: Any) -> list[Encoded]:
+def _encode_and_prove(model: Model, text: object, **options: Any) -> list[EncodedText]:
     """Return texts as tokens; the first with images in it proves that the model is read correctly with them, too."""
     encoded = model.encode(text, **options)
     pictured = next((each for each in encoded if each.images is not None), None)
@@ -203,7 +205,7 @@ def _encoded(model: Model, text: object, **options: Any) -> list[Encoded]:
     return encoded
 
 
-def _captured(
+def _capture(
     model: Model, batch: TokenBatch, layers: Collection[int]
 ) -> tuple[Trace, list[dict[int, AttentionCall]], list[dict[int, Visible | None]]]:
     """Run a batch, and take each chosen layer apart by texts; layers that share a mask share its reading."""
@@ -214,7 +216,7 @@ def _captured(
     def visit(call: AttentionCall) -> None:
         if call.layer not in layers:
             return
-        keys = keys_of(batch, model.side)
+        keys = key_batch(batch, model.decoder_attention)
         for row in range(len(batch)):
             positions = [tokens.rows(row).to(call.query.device) for tokens in (batch, keys)]
             alone = call.of_text(row, *positions)

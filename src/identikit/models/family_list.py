@@ -52,7 +52,7 @@ class FamilyEntry(TypedDict):
     inversion: bool
 
 
-def listed() -> list[FamilyEntry]:
+def list_families() -> list[FamilyEntry]:
     """Return every family, in the order of what it reads and of its name."""
     rows: list[FamilyEntry] = []
     for kind, family in FAMILIES.items():
@@ -74,7 +74,7 @@ def listed() -> list[FamilyEntry]:
     return sorted(rows, key=lambda row: (_READS.index(row["reads"]), row["name"].lower(), row["family"]))
 
 
-def in_short(row: FamilyEntry) -> tuple[str, str, str, str]:
+def summary_row(row: FamilyEntry) -> tuple[str, str, str, str]:
     """Return a listed family as a line: its type and name, a checkpoint, how attribution works, and what else works."""
     works = row["attribution"]
     if row["inversion"]:
@@ -86,14 +86,14 @@ def in_short(row: FamilyEntry) -> tuple[str, str, str, str]:
     return row["family"], row["name"], next(iter(row["checkpoints"]), ""), works
 
 
-def markdown() -> str:
+def models_page() -> str:
     """Return the page `docs/models.md`."""
     lines = [_INTRODUCTION.format(count=len(FAMILIES))]
     for reads in _READS:
         lines.append(f"## Models that read {reads if reads == 'text' else reads + 's'}\n")
         lines.append(f"| {' | '.join(_COLUMNS)} |")
         lines.append("|---" * len(_COLUMNS) + "|")
-        for row in listed():
+        for row in list_families():
             if row["reads"] == reads:
                 lines.append(f"| {' | '.join(_cell(row[field]) for field in _COLUMNS.values())} |")
         lines.append("")

@@ -8,27 +8,27 @@ import torch
 
 from identikit.errors import ModelError
 from identikit.models import families
-from identikit.models.load.weights import packed
+from identikit.models.load.weights import is_packed
 from identikit.models.model import Model
 
 
-def forgetting(model: Model, depths: Sequence[int], *, seed: int) -> Iterator[Model]:
+def shuffled_copies(model: Model, depths: Sequence[int], *, seed: int) -> Iterator[Model]:
     """Yield one copy of the model at each of the `depths`, in rising order: its last layers, so many, are shuffled.
 
     Each weight of a layer keeps its numbers, and so their distribution, in an order drawn from the seed. Embeddings and
     what follows the last layer stay. Layers that share their weights forget together. The next yield changes the same
     copy, and its fingerprint is still the model's: nothing read from it is handed on.
     """
-    if any(weight.is_meta for weight in model.hf.parameters()) or any(map(packed, model.hf.modules())):
+    if any(weight.is_meta for weight in model.hf.parameters()) or any(map(is_packed, model.hf.modules())):
         raise ModelError(
             f"Shuffling the weights of {model.name}: they are offloaded or packed, and a plain copy of them is needed "
             "in memory. Load the model without device_map=, from plain weights, or leave out the test 'randomised'."
         )
-    with model.alone():
+    with model.exclusive():
         forgetful = copy(model)
         forgetful.hf = deepcopy(model.hf)
-    forgetful.turns_on = families.find_all(forgetful.hf.base_model, model.family.blocks)[0]
-    with forgetful.alone():
+    forgetful.lock_module = families.find_all(forgetful.hf.base_model, model.family.blocks)[0]
+    with forgetful.exclusive():
         forgetful._measure()  # its blocks are the copy's own from here on
     layer = model.n_layers
     for depth in depths:

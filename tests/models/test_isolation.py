@@ -20,8 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import identikit as ik
 from identikit.errors import InputError, ModelError
-from identikit.models import surroundings
-from identikit.models.machine import products
+from identikit.models import isolation
+from identikit.models.machine import product_precision
 from identikit.models.model import Model
 from identikit.tokens.protocol import Settings
 from tests.models import tiny
@@ -118,7 +118,7 @@ def test_products_and_convolutions_are_in_full_precision_inside_and_as_before_ou
     before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     assert before[0]  # as torch has it, so that images on a GPU would be read with 10 bits
     for precision in ("full", "tf32"):
-        with products(precision):
+        with product_precision(precision):
             assert not torch.backends.cudnn.allow_tf32
     assert (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == before
 
@@ -186,12 +186,12 @@ def test_ctrl_c_while_setting_aside_leaves_nothing_behind(monkeypatch: pytest.Mo
 
     with saved_tensors_hooks(torch.zeros_like, torch.zeros_like):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(surroundings, "products", interrupted)
+            patch.setattr(isolation, "product_precision", interrupted)
             ik.effective_attention(tiny.shared("gpt2"), TEXT)
         assert torch.is_grad_enabled()
         weight = torch.ones(1, requires_grad=True)
         assert (weight * weight).grad_fn._saved_self.item() == 0  # as the hooks say
-        with surroundings.undisturbed():
+        with isolation.standard_torch_state():
             assert not torch.is_grad_enabled()
 
 

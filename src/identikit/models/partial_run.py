@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from identikit.models import families
-from identikit.models.blocks import Reached, first_output, watching
+from identikit.models.blocks import StopRun, first_output, watch_blocks
 from identikit.models.model import Model
-from identikit.models.taps.switch import put
-from identikit.models.taps.tap import Visitor, visiting
+from identikit.models.taps.switch import set_temporarily
+from identikit.models.taps.tap import Visitor, visit_calls
 from identikit.shapes import Float, Tensor
-from identikit.texts.text import TokenBatch, repeated
+from identikit.texts.text import TokenBatch, repeat_batch
 
 EMBEDDING = -1
 """As the block to run after: vectors take the place of the embedding sum."""
@@ -25,7 +25,7 @@ FIRST_BLOCK = -2
 """As the block to run after: vectors take the place of what enters the first block."""
 
 
-class Onward(NamedTuple):
+class RunOutput(NamedTuple):
     """What a model makes of given vectors.
 
     - `hidden`: what its last block returns
@@ -38,7 +38,7 @@ class Onward(NamedTuple):
     logits: Tensor | None
 
 
-def onward(
+def run_from(
     model: Model,
     batch: TokenBatch,
     vectors: Float[Tensor, "batch n d_x"],
@@ -46,7 +46,7 @@ def onward(
     *,
     positions: Sequence[int] | None = None,
     stack: Model | None = None,
-) -> Onward:
+) -> RunOutput:
     """Run a text onward with each of these vectors, all after one block; logits of tokens only at some `positions`.
 
     It is differentiable where the vectors are. They enter the model itself, or a `stack` of it: a decoder's encoder.
@@ -55,16 +55,16 @@ def onward(
     given = vectors.transpose(0, 1) if model.family.sequence_first and after >= 0 else vectors
     last: list[Tensor] = [given]
     base: list[Tensor] = []
-    arguments = model.arguments(repeated(batch, len(vectors)))
-    narrowed = positions is not None and model.accepts("logits_to_keep")
+    arguments = model.arguments(repeat_batch(batch, len(vectors)))
+    narrowed = positions is not None and "logits_to_keep" in model.accepted_arguments
     if narrowed:
         arguments["logits_to_keep"] = torch.tensor(positions, device=vectors.device)
-    tapped = visiting(lambda call: None, model.home)
-    with model.switched(), tapped, torch.set_grad_enabled(differentiated), ExitStack() as hooks:
+    tapped = visit_calls(lambda call: None, model.gather_device)
+    with model.tapped(), tapped, torch.set_grad_enabled(differentiated), ExitStack() as hooks:
         if after < 0:
-            enter(hooks, model if stack is None else stack, given, after)
+            replace_input(hooks, model if stack is None else stack, given, after)
         else:
-            _replace(hooks, model, given, after)
+            _replace_block_output(hooks, model, given, after)
         if after < model.n_layers - 1:
             hooks.callback(model.blocks[-1].register_forward_hook(lambda *call: _keep(last, call[2])).remove)
         hooks.callback(model.hf.base_model.register_forward_hook(lambda *call: base.append(call[2])).remove)
@@ -76,10 +76,10 @@ def onward(
         logits = logits[:, list(positions)]
     home = vectors.device
     final, logits = (None if part is None else part.to(home) for part in (final, logits))
-    return Onward(hidden.to(home), final, logits)
+    return RunOutput(hidden.to(home), final, logits)
 
 
-def at_position(
+def run_at_position(
     model: Model, batch: TokenBatch, position: int, visit: Visitor, *, depth: int
 ) -> tuple[Float[Tensor, "batch d"], ...]:
     """Run texts of one token each through the first `depth` blocks, as if each stood at `position`.
@@ -88,15 +88,15 @@ def at_position(
     block makes of the token.
     """
     arguments = model.arguments(batch)
-    if model.accepts("position_ids"):
+    if "position_ids" in model.accepted_arguments:
         arguments["position_ids"] = torch.full_like(arguments["input_ids"], position)
 
     def stop(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if len(watch.hidden) == depth:
-            raise Reached
+            raise StopRun
 
-    watched = watching(model.name, model.family, model.hf.base_model, visit, model.home)
-    with model.switched(), watched as watch, ExitStack() as stack, suppress(Reached):
+    watched = watch_blocks(model.name, model.family, model.hf.base_model, visit, model.gather_device)
+    with model.tapped(), watched as watch, ExitStack() as stack, suppress(StopRun):
         for module in dict.fromkeys(model.blocks):
             stack.callback(module.register_forward_hook(stop).remove)
         model.hf(**arguments)
@@ -107,7 +107,7 @@ def _keep(kept: list[Tensor], output: object) -> None:
     kept.append(first_output(output))
 
 
-def enter(stack: ExitStack, model: Model, given: Float[Tensor, "batch n d_x"], after: int) -> None:
+def replace_input(stack: ExitStack, model: Model, given: Float[Tensor, "batch n d_x"], after: int) -> None:
     """Have vectors take the place of the embedding sum, or of what first enters a block."""
     name = model.family.embedding if after == EMBEDDING else None
     turned = name is None and model.family.sequence_first
@@ -123,7 +123,7 @@ def enter(stack: ExitStack, model: Model, given: Float[Tensor, "batch n d_x"], a
     stack.callback(entered.register_forward_pre_hook(replaced, with_kwargs=True).remove)
 
 
-def _replace(stack: ExitStack, model: Model, given: Tensor, after: int) -> None:
+def _replace_block_output(stack: ExitStack, model: Model, given: Tensor, after: int) -> None:
     """Have a block return the vectors, with whatever else it returns; one module may be several blocks.
 
     After the last block nothing else is needed, and no block runs.
@@ -136,7 +136,9 @@ def _replace(stack: ExitStack, model: Model, given: Tensor, after: int) -> None:
             block = called[0]
             called[0] += 1
             if last:
-                return given if not model.returned[block] else (given, *[None] * (model.returned[block] - 1))
+                return (
+                    given if not model.returned_counts[block] else (given, *[None] * (model.returned_counts[block] - 1))
+                )
             output = forward(*args, **kwargs)
             if block != after:
                 return output
@@ -145,7 +147,7 @@ def _replace(stack: ExitStack, model: Model, given: Tensor, after: int) -> None:
         return run
 
     for module in dict.fromkeys(model.blocks):
-        put(stack, module, "forward", returning(module.forward))
+        set_temporarily(stack, module, "forward", returning(module.forward))
         if module not in model.blocks[after + 1 :]:  # what hooks change is in the vectors already
             for name in ("_forward_hooks", "_forward_pre_hooks"):
-                put(stack, module, name, type(getattr(module, name))())
+                set_temporarily(stack, module, name, type(getattr(module, name))())

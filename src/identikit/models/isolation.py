@@ -23,32 +23,32 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from identikit.errors import IdentikitError, InputError, ModelError
-from identikit.models.load.fingerprint import ON_EVERY_MODULE, captures, changes, only_watches
-from identikit.models.machine import products
-from identikit.models.taps.switch import put, restored
+from identikit.models.load.fingerprint import ON_EVERY_MODULE, captures_hidden_vectors, changes_nothing, module_settings
+from identikit.models.machine import product_precision
+from identikit.models.taps.switch import restored_configs, set_temporarily
 
-Makeup = tuple[object, ...]
+Structure = tuple[object, ...]
 _CAPTURING = "_output_capturing_hooks_installed"  # where transformers notes that its hooks are on a model
 _KEPT = "rope_deltas"  # what a model keeps of the last image that it read, for the next run
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 
 @dataclass
-class _Turn:
+class _ModelLock:
     lock: Any = field(default_factory=threading.RLock)
     depth: int = 0
 
 
-_turns: WeakKeyDictionary[nn.Module, _Turn] = WeakKeyDictionary()
+_locks: WeakKeyDictionary[nn.Module, _ModelLock] = WeakKeyDictionary()
 _turns_lock = threading.Lock()
 _inside = threading.local()
 
 
 @contextmanager
-def turn(module: nn.Module) -> Iterator[bool]:
+def exclusive_access(module: nn.Module) -> Iterator[bool]:
     """Wait until no other thread reads the model of this module; yield whether this is the thread's outermost turn."""
     with _turns_lock:
-        state = _turns.setdefault(module, _Turn())
+        state = _locks.setdefault(module, _ModelLock())
     with state.lock:
         state.depth += 1
         try:
@@ -58,7 +58,7 @@ def turn(module: nn.Module) -> Iterator[bool]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def standard_torch_state() -> Iterator[None]:
     """Compute in the dtype of the numbers, without gradients, on the devices where they are; also a decorator.
 
     What torch keeps for a thread is set aside, the hooks of saved tensors too, which derivatives cannot have.
@@ -86,7 +86,7 @@ def undisturbed() -> Iterator[None]:
                 stack.callback(core._push_saved_tensors_default_hooks, *hooks)
                 core._pop_saved_tensors_default_hooks()
             stack.enter_context(torch.no_grad())
-            stack.enter_context(products("full"))
+            stack.enter_context(product_precision("full"))
             _inside.undisturbed = True
             yield
     finally:  # also where Ctrl-C came between two steps of setting aside or giving back
@@ -110,7 +110,7 @@ def refuse_transforms() -> None:
     raise InputError(f"Reading a model {where}: tensors are not plain numbers there. Call identikit outside of it.")
 
 
-def bare(model: object) -> Any:
+def unwrap_module(model: object) -> Any:
     """Return the model under torch.compile's wrapper or a data-parallel one; any other object as it is."""
     while True:
         if isinstance(model, nn.DataParallel | DistributedDataParallel):
@@ -128,7 +128,7 @@ def bare(model: object) -> Any:
 
 
 @contextmanager
-def failing_clearly(name: str, given: str, advice: str) -> Iterator[None]:
+def clear_model_errors(name: str, given: str, advice: str) -> Iterator[None]:
     """Say in a line that a model fails on what it is given: its modules are the user's, and raise what they like."""
     try:
         yield
@@ -142,7 +142,7 @@ def failing_clearly(name: str, given: str, advice: str) -> Iterator[None]:
 
 
 @contextmanager
-def as_written(model: PreTrainedModel) -> Iterator[None]:
+def standard_model_state(model: PreTrainedModel) -> Iterator[None]:
     """Run a model as it is written: in evaluation mode, not compiled, with plain outputs and experts one by one.
 
     Hooks that change no number, those on gradients and those that only watch, are left out meanwhile.
@@ -153,26 +153,26 @@ def as_written(model: PreTrainedModel) -> Iterator[None]:
         for module in model.modules():
             written = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
             if written is not None:  # compiled code may leave out hooks and the tap
-                put(stack, module, "forward", written)
+                set_temporarily(stack, module, "forward", written)
             if module._compiled_call_impl is not None:
-                put(stack, module, "_compiled_call_impl", None)
-            put(stack, module, "training", False)
+                set_temporarily(stack, module, "_compiled_call_impl", None)
+            set_temporarily(stack, module, "training", False)
             if _KEPT in vars(module):
-                put(stack, module, _KEPT, None)
+                set_temporarily(stack, module, _KEPT, None)
             for name in ("_backward_hooks", "_backward_pre_hooks"):
                 if getattr(module, name):  # derivatives cannot have them
-                    put(stack, module, name, OrderedDict())
+                    set_temporarily(stack, module, name, OrderedDict())
         for hooks in (*(module._forward_hooks for module in model.modules()), *ON_EVERY_MODULE):
-            watching = [key for key, hook in hooks.items() if only_watches(hook)]
+            watching = [key for key, hook in hooks.items() if changes_nothing(hook)]
             if watching:
                 stack.callback(hooks.update, dict(hooks))
                 stack.callback(hooks.clear)  # before: hooks get their order back, which is part of `makeup`
                 for key in watching:
                     del hooks[key]
         for name, wanted in {"return_dict": True, "_output_attentions": False, "output_hidden_states": False}.items():
-            for config in stack.enter_context(restored(model, name)):
+            for config in stack.enter_context(restored_configs(model, name)):
                 setattr(config, name, wanted)
-        stack.enter_context(restored(model, "_experts_implementation_internal"))
+        stack.enter_context(restored_configs(model, "_experts_implementation_internal"))
         model.set_experts_implementation("eager")  # fused products have no derivative forward, and none in float64
         yield
 
@@ -185,11 +185,13 @@ def _uninstall(before: Iterable[tuple[nn.Module, bool, set[int]]]) -> None:
     for module, said, kept in before:
         if not said:
             vars(module).pop(_CAPTURING, None)
-        for key in [key for key, hook in module._forward_hooks.items() if captures(hook) and key not in kept]:
+        for key in [
+            key for key, hook in module._forward_hooks.items() if captures_hidden_vectors(hook) and key not in kept
+        ]:
             del module._forward_hooks[key]
 
 
-def makeup(model: nn.Module) -> Makeup:
+def structure_of(model: nn.Module) -> Structure:
     """Return what a model is made of, but for its weights; where it changes, the model is proved anew.
 
     These are its modules, what is set on them, their hooks, methods and attention functions, its dtypes and devices.
@@ -201,7 +203,7 @@ def makeup(model: nn.Module) -> Makeup:
             *module._forward_hooks,
             id(vars(module).get("forward")),
             id(type(module).forward),
-            changes(module),
+            module_settings(module),
         )
         for module in model.modules()
     )
