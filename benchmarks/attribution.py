@@ -22,9 +22,9 @@ from benchmarks.shapes import BERTS, made_up_bert, made_up_llama
 from identikit.attribution import request as shared
 from identikit.attribution.attribute import token_attribution
 from identikit.attribution.derivative import agreeing, block_derivatives
-from identikit.attribution.plan import expected_seconds, plan
+from identikit.attribution.plan import expected_seconds, make_plan
 from identikit.attribution.request import AttributionOptions, Request
-from identikit.maths.jacobian import contributions, folds
+from identikit.maths.jacobian import contributions, is_folding_cheaper
 from identikit.models.load.load import load
 from identikit.models.machine import PRECISIONS, product_precision, product_rate
 from identikit.models.model import Model
@@ -85,7 +85,7 @@ def exactly(model: Model, precision: str = "full") -> Request:
 def contributions_of(model: Model, batch: TokenBatch, precision: str = "full") -> torch.Tensor:
     """Return the exact contributions of one text, planned and swept."""
     request, reading = exactly(model, precision), TextRun(model, batch, "", {}, {}, None)
-    (found,) = plan(model, batch.keep.shape[1], request).run([reading], [request], lambda count: None)
+    (found,) = make_plan(model, batch.keep.shape[1], request).run([reading], [request], lambda count: None)
     return contributions(found)
 
 
@@ -199,7 +199,7 @@ def in_precision(model: Model, batch: TokenBatch, precision: str, repeats: int) 
     """Time one precision: the whole, its preparation, and the share of the machine's matrix rate that it reaches."""
     n = batch.keep.shape[1]
     case = f"{model.name}, {model.n_layers} layers, {n} tokens, {precision}"
-    planned = plan(model, n, exactly(model, precision)).peak / 2**30
+    planned = make_plan(model, n, exactly(model, precision)).peak / 2**30
     before = torch.cuda.memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
     peak = cuda_peak_gib(lambda: contributions_of(model, batch, precision)) - before
     tasks = {
@@ -231,7 +231,7 @@ def prepare(model: Model, batch: TokenBatch, precision: str) -> None:
 def operations(model: Model, n: int) -> float:
     """Count the arithmetic of the sweep's large products; in the first layer a tangent lives only at its own token."""
     d, heads, kv_heads, d_v = model.d_model, model.n_heads, model.n_key_value_heads, model.d_value
-    outputs, folded = heads * d_v, folds(n, d, (heads, d_v), kv_heads)
+    outputs, folded = heads * d_v, is_folding_cheaper(n, d, (heads, d_v), kv_heads)
     read = d * (n * heads if folded else kv_heads * d_v) + (0 if folded else n * outputs) + d * kv_heads * d_v
     mixed, pairs = 2 * n * outputs, n * (n + 1) / 2 if model.causal else n * n
     per_pair = (model.n_layers - 1) * (read + mixed + d * outputs + d * d) + mixed + d * outputs
@@ -253,7 +253,7 @@ def of_shape(model: Model, options: Options, progress: Progress) -> list[Row]:
         progress("attribution", done, len(options.tokens))
         _attribute_once(model, n, request)  # the first time loads the products of this size
         ahead = expected_seconds(model, [n], request)
-        way = plan(model, n, request)
+        way = make_plan(model, n, request)
         case = f"{model.name}, {model.n_layers} layers, {n} tokens, {how}"
         before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
         taken, peak = seconds(partial(cuda_peak_gib, partial(_attribute_once, model, n, request)))
@@ -272,7 +272,7 @@ def of_shape(model: Model, options: Options, progress: Progress) -> list[Row]:
 
 def _attribute_once(model: Model, n: int, request: Request) -> None:
     reading = TextRun(model, model.sample((n,)), "", {}, {}, None)
-    plan(model, n, request).run([reading], [request], lambda count: None)
+    make_plan(model, n, request).run([reading], [request], lambda count: None)
 
 
 # A whole dataset

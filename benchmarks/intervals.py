@@ -13,11 +13,11 @@ from benchmarks.measure import Row, best_seconds, seconds, time_rows
 from identikit.attention.captured import Captured
 from identikit.attention.effective import effective_attention
 from identikit.attention.result import EffectiveAttention
-from identikit.maths.polytope.ascent import certified_bounds
-from identikit.maths.polytope.bounds import Bounds, Wanted, proven_bounds
+from identikit.maths.polytope.bounds import Bounds, Question, proven_bounds
+from identikit.maths.polytope.certified import certified_bounds
 from identikit.maths.polytope.cpu import propose_plainly
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import Polytopes, Rows, decomposed
+from identikit.maths.polytope.rows import Polytopes, Rows, decompose_values
 from identikit.maths.visible import visible_from_mask
 from identikit.models.load.load import load
 from identikit.models.model import Model
@@ -91,10 +91,10 @@ def whole_text(model: Model, tokens: int) -> list[Row]:
     rows = text_rows(model, tokens)
     wanted = every_key(rows, top=TOP)
     some = torch.linspace(0, len(rows.group) - 1, SAMPLE, device=rows.group.device).long()
-    exact_bounds(rows.some(some), wanted)  # compile first
-    certified_bounds(rows.some(some), every_key(rows))
+    exact_bounds(rows.select(some), wanted)  # compile first
+    certified_bounds(rows.select(some), every_key(rows))
     taken, exact = seconds(lambda: exact_bounds(rows, wanted))
-    part = rows if rows.group.is_cuda else rows.some(torch.arange(0, len(rows.group), 1 + len(rows.group) // LARGER))
+    part = rows if rows.group.is_cuda else rows.select(torch.arange(0, len(rows.group), 1 + len(rows.group) // LARGER))
     slower, certified = seconds(lambda: certified_bounds(part, every_key(rows)))
     times = {EXACT: taken, CERTIFIED: slower * len(rows.group) / len(part.group)}
     case = f"{model.name}, {tokens} tokens, {int(rows.free.sum()):,} rows"
@@ -106,23 +106,23 @@ def whole_text(model: Model, tokens: int) -> list[Row]:
         Row(case, "determined share", float(exact.lower.sum(-1).mean())),
     ]
     if find_spec("scipy") is not None:
-        plainly, known = seconds(lambda: bounds_plainly(rows.some(some)))
+        plainly, known = seconds(lambda: bounds_plainly(rows.select(some)))
         times[BY_ROW] = plainly * len(rows.group) / SAMPLE
         off = torch.maximum((exact.lower[some] - known.lower).abs(), (exact.upper[some] - known.upper).abs())
         figures.append(Row(case, "largest difference from linprog", float(off.max())))
     return [*time_rows(case, times, {CERTIFIED: EXACT, BY_ROW: EXACT}), *figures]
 
 
-def every_key(rows: Rows, *, top: int = 0) -> Wanted:
+def every_key(rows: Rows, *, top: int = 0) -> Question:
     """Ask for the weight of every key."""
-    return Wanted(torch.ones(rows.attention.shape[1], dtype=torch.bool), top=top)
+    return Question(torch.ones(rows.attention.shape[1], dtype=torch.bool), top=top)
 
 
 def row_intervals(attention: torch.Tensor, values: torch.Tensor) -> Bounds:
     """Compute both ends of every key's interval of one row that sees all keys."""
     weights = attention.double()
     visible = visible_from_mask(torch.ones(1, len(values), dtype=torch.bool, device=values.device), 1)
-    rank = decomposed(values[None]).rank.to(values.device)
+    rank = decompose_values(values[None]).rank.to(values.device)
     polytopes = Polytopes.of(values[None], visible, rank[None])
     rows = polytopes.rows([0], torch.zeros_like(rank), (weights / weights.sum())[None])
     return exact_bounds(rows, every_key(rows))

@@ -11,7 +11,7 @@ import torch
 from torch.linalg import cholesky_ex, eigh, qr, svdvals
 
 from benchmarks.measure import Row, Task, best_seconds, time_rows
-from identikit.maths.threads import decomposed
+from identikit.maths.threads import decompose
 from identikit.progress import Progress, silent
 
 DIRECT = "all threads"
@@ -46,7 +46,7 @@ def _compare(options: ThreadsOptions, width: int, busy: int) -> list[Row]:
     gram = drawn @ drawn.mT
     rows = []
     for name, function in FUNCTIONS.items():
-        tasks: dict[str, Task] = {DIRECT: partial(function, gram), DECOMPOSED: partial(decomposed, function, gram)}
+        tasks: dict[str, Task] = {DIRECT: partial(function, gram), DECOMPOSED: partial(decompose, function, gram)}
         case = f"{name} of {options.count} matrices of {width} × {width}, beside {busy} busy processes"
         taken = best_seconds(tasks, repeats=options.repeats)
         rows += time_rows(case, taken, {DECOMPOSED: DIRECT})

@@ -12,7 +12,7 @@ from identikit.attention.intervals import Bounding
 from identikit.attention.quantities import key_groups
 from identikit.maths.polytope import exact
 from identikit.maths.polytope import rows as polytopes
-from identikit.maths.polytope.bounds import Wanted, proven_bounds
+from identikit.maths.polytope.bounds import Question, proven_bounds
 from identikit.maths.polytope.cpu import propose, propose_plainly
 from tests.attention.literal import assert_plain_programs, literal_row
 from tests.attention.test_effective import LONG, TEXTS
@@ -37,7 +37,7 @@ def test_ends_are_sharp_where_attention_is_so_sharp_that_its_set_is_nearly_flat(
     attention = ik.effective_attention(minilm, text, truncate=True, layers=[0], heads=[2])
     rows = attention.captured().layers[0].rows([(0, query) for query in range(0, len(attention.tokens), 8)])
     drawn = torch.rand(6, rows.attention.shape[1], generator=torch.Generator().manual_seed(1))
-    wanted = Wanted(objectives=drawn.double())
+    wanted = Question(objectives=drawn.double())
     proposed = propose(rows, wanted)
     assert proposed.off.max() < 1e-11
     plain = proven_bounds(rows, wanted, propose_plainly(rows, wanted))
@@ -162,8 +162,8 @@ def test_groups_lie_inside_the_sums_of_their_keys(attention):
 def test_the_values_of_a_layer_are_decomposed_once_for_all_of_its_heads(monkeypatch):
     """Four query heads share two key-value heads; exact and widened ends share the same decomposition."""
     calls = []
-    decompose = polytopes.decomposed
-    monkeypatch.setattr(polytopes, "decomposed", lambda values: calls.append(values.shape) or decompose(values))
+    decompose = polytopes.decompose_values
+    monkeypatch.setattr(polytopes, "decompose_values", lambda values: calls.append(values.shape) or decompose(values))
     attention = ik.effective_attention(tiny.loaded("llama", dtype=torch.float64), TEXTS[0])
     attention.intervals()
     attention.intervals(epsilon=0.01)
@@ -352,7 +352,7 @@ def test_what_is_computed_for_good_does_not_follow_the_clock(monkeypatch: pytest
     """Portions decide the last bits: a first one that waits for the compiler must not change those of a dataset."""
     clock = count(step=20)
     monkeypatch.setattr(exact.time, "monotonic", lambda: next(clock))
-    slow = [len(some) for some in exact.paced(torch.arange(20), math.inf, first=1)]
+    slow = [len(some) for some in exact.portions_in_time(torch.arange(20), math.inf, first=1)]
     assert slow[:3] == [1, 1, 1]
-    steady = [len(some) for some in exact.paced(torch.arange(20), math.inf, first=1, repeatable=True)]
+    steady = [len(some) for some in exact.portions_in_time(torch.arange(20), math.inf, first=1, repeatable=True)]
     assert steady == [1, 2, 4, 8, 5]

@@ -178,7 +178,7 @@ def test_every_alternative_is_within_a_proven_rollout(tmp_path):
 
 def _moved(content: dict, row: dict, generator: torch.Generator) -> dict[int, float]:
     """Return other attention in a row's set, to round-off, by its keys."""
-    from identikit.maths.polytope.one_row import alternative
+    from identikit.maths.polytope.alternative import alternative
 
     values = torch.tensor(content["values"][row["values"]], dtype=torch.float32)[row["keys"]]
     weights = torch.tensor(row["attention"], dtype=torch.float64)

@@ -66,7 +66,7 @@ def test_the_peak_is_known_beforehand(dtype, probes, engine):
     model = llama(dtype)
     wanted = asked(model, probes=probes)
     text = read(model, model.sample((TOKENS,)))
-    way = planning.plan(model, TOKENS, wanted)
+    way = planning.make_plan(model, TOKENS, wanted)
     most = peak_bytes(lambda: way.run([text], [wanted], lambda count: None))
     assert way.engine == engine
     above = 1.2 if dtype == torch.float32 else 1.3  # processors with AMX repack the matrices of half precision
@@ -80,7 +80,7 @@ def test_the_peak_of_texts_side_by_side_is_known_beforehand(precision):
     wanted = asked(model, precision=precision)
     lengths = (TOKENS, TOKENS - 2)
     texts = [read(model, model.sample((n,))) for n in lengths]
-    way = planning._joined([planning.plan(model, n, wanted) for n in lengths])
+    way = planning._joined([planning.make_plan(model, n, wanted) for n in lengths])
     most = peak_bytes(lambda: way.run(texts, [wanted] * 2, lambda count: None))
     assert 0.8 * way.peak <= most <= 1.2 * way.peak
 
@@ -111,7 +111,7 @@ def test_plans_stay_under_the_limit_and_go_round_again_where_they_must(monkeypat
     seen = []
     for limit in (1 << 26, 1 << 23, 6 << 20, 5 << 20):
         monkeypatch.setattr(planning, "free_bytes", lambda device, limit=limit: limit / planning._USABLE)
-        way = planning.plan(model, TOKENS, wanted)
+        way = planning.make_plan(model, TOKENS, wanted)
         assert way.peak <= limit
         seen.append(way)
     assert [way.operations for way in seen] == sorted(way.operations for way in seen)

@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.Monkey
     ) as refusal:
         token_attribution(model, text)
     named = int(str(refusal.value).split("probes=")[1].split(",")[0])
-    attribution.plan(model, 62, asked(model, probes=named))
+    attribution.make_plan(model, 62, asked(model, probes=named))
     monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 20)
     with pytest.raises(InputError, match="Use a smaller model, or a shorter text"):
         token_attribution(model, text)
@@ -79,14 +79,14 @@ def test_probes_are_advised_only_where_they_take_less(monkeypatch: pytest.Monkey
     """The gradient of a sum takes one pass per target: exact is the fast way there."""
     model = load()
     monkeypatch.setattr(attribution, "product_rate", lambda *place: 1e9)
-    exact = attribution.warning_ahead(model, [62, 62], asked(model))
+    exact = attribution.cost_warning(model, [62, 62], asked(model))
     probes = int(exact.split("probes=")[1].split()[0])
     faster = attribution.expected_seconds(model, [62, 62], asked(model, probes=probes))
     assert f"it takes {format_duration(faster)}" in exact
     assert faster < 0.7 * attribution.expected_seconds(model, [62, 62], asked(model))
-    summed = attribution.warning_ahead(model, [60], asked(model, norm="sum"))
+    summed = attribution.cost_warning(model, [60], asked(model, norm="sum"))
     assert "takes about" in summed and "probes" not in summed
-    assert not attribution.warning_ahead(model, [4], asked(model, probes=2))
+    assert not attribution.cost_warning(model, [4], asked(model, probes=2))
 
 
 def test_affordable_probes_follow_from_sizes_alone(monkeypatch: pytest.MonkeyPatch):
@@ -112,7 +112,7 @@ def test_short_texts_of_like_length_are_done_side_by_side(monkeypatch: pytest.Mo
     """On a GPU, within a part of its memory and of a number of tokens. What cannot be padded is alone."""
     model = load()
     lengths = [12, 40, 11, 12, 30, 13]
-    plans = [attribution.plan(model, n, asked(model)) for n in lengths]
+    plans = [attribution.make_plan(model, n, asked(model)) for n in lengths]
     assert [group for group, _ in attribution.side_by_side(model, plans, padded=True)] == [
         [place] for place in range(6)
     ]

@@ -68,9 +68,9 @@ def count_calls(patch: pytest.MonkeyPatch, model: Model, counts: Counter[str]) -
         counts[SAMPLES] += len(several) > 1
         return encode_texts(self, texts, **options)
 
-    decompose = rows.decomposed
+    decompose = rows.decompose_values
     encode_texts = Model.encode
-    patch.setattr(rows, "decomposed", decomposed)
+    patch.setattr(rows, "decompose_values", decomposed)
     patch.setattr(effective, "effective_factors", counting("factorisations", effective.effective_factors))
     patch.setattr(scipy.optimize, "linprog", counting("linear programs", scipy.optimize.linprog))
     patch.setattr(model.hf, "forward", counting("runs", model.hf.forward))

@@ -6,8 +6,8 @@ import torch
 
 from identikit.maths import chain as chaining
 from identikit.maths.chain import Chain, greatest_over_boxes, greatest_through_layers, shares_of, through_layers
-from identikit.maths.polytope.exact import greatest
-from identikit.maths.polytope.rows import joined_rows
+from identikit.maths.polytope.exact import maxima
+from identikit.maths.polytope.rows import join_rows
 from tests.maths.polytope.cases import rank_of, rows_of
 from tests.reference import chain as reference
 
@@ -40,7 +40,7 @@ class Model:
             self.maps.append(maps)
             self.values.append(values)
             parts = [rows_of(a, v, visible, rank_of(v, visible), sink=sink) for a, v in zip(maps, values, strict=True)]
-            self.layers.append(joined_rows(parts))
+            self.layers.append(join_rows(parts))
 
     def vertices(self, layer: int, head: int, query: int) -> np.ndarray:
         """The vertices of a row's set, over all keys; what a learned sink takes goes to one more, of value 0."""
@@ -176,7 +176,7 @@ def test_gaps_cover_what_any_attention_makes_of_those_below(weighted: bool, monk
     missed = list(torch.rand(2, heads * n, n, generator=generator, dtype=torch.float64).pow(4))
     factors = torch.rand(2, heads, n, n, generator=generator, dtype=torch.float64).pow(4)
     left = iter(missed)
-    monkeypatch.setattr(chaining, "greatest", lambda *given, until: (torch.zeros_like(missed[0]), next(left)))
+    monkeypatch.setattr(chaining, "maxima", lambda *given, until: (torch.zeros_like(missed[0]), next(left)))
     chain = Chain(0.5, 0.5, list(factors) if weighted else None)
     first, second = greatest_through_layers(model.layers, chain, torch.eye(n, dtype=torch.float64))
     factor = factors[1] if weighted else torch.ones_like(factors[1])
@@ -198,7 +198,7 @@ def test_what_was_not_reached_in_time_is_still_a_bound():
 def test_objectives_of_any_size_have_the_same_relative_gap(size: float):
     model = Model(8, 2, 1, 1, seed=2)
     c = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    value, gap = greatest(model.layers[0], size * c)
-    plain, _ = greatest(model.layers[0], c)
+    value, gap = maxima(model.layers[0], size * c)
+    plain, _ = maxima(model.layers[0], c)
     assert gap.max() < 1e-11 * size
     torch.testing.assert_close(value / size, plain, atol=1e-11, rtol=0)

@@ -12,11 +12,11 @@ from identikit.maths.effective import (
     attention_heads,
     effective_factors,
     effective_rows,
-    keeping_mass,
-    missing_output,
-    relative_size,
+    output_error,
+    relative_residual,
     row_ranks,
     through_projection,
+    with_mass,
     without_bias,
 )
 from identikit.maths.joint import joint_null_dim
@@ -51,8 +51,8 @@ class Case:
 
 def residual(factors, values, output, projection, *, bias=None, gate=None) -> Tensor:
     heads = attention_heads(values, output, factors.visible)
-    missing = missing_output(factors, heads if bias is None else without_bias(heads, bias))
-    return relative_size(missing, output, projection, gate=gate)
+    missing = output_error(factors, heads if bias is None else without_bias(heads, bias))
+    return relative_residual(missing, output, projection, gate=gate)
 
 
 def make_mask(kind: str, n: int, generator: torch.Generator) -> Tensor:
@@ -165,7 +165,7 @@ def test_nothing_on_invisible_keys_and_raw_rows_where_there_is_no_null_space(cas
 
 def test_tiny_values_in_bfloat16_are_not_drowned_by_the_column_of_ones():
     values = (1e-3 * torch.randn(1, 40, 8)).bfloat16()
-    factors = effective_factors(keeping_mass(attention_heads(values, torch.zeros(1, 40, 8))))
+    factors = effective_factors(with_mass(attention_heads(values, torch.zeros(1, 40, 8))))
     assert factors.rank.tolist() == [[9] * 40]
 
 
@@ -267,12 +267,12 @@ def test_chunks_do_not_show(kind, dtype, monkeypatch):
     case = random_case(40, 8, kind, dtype=dtype)
     whole = case.factors()
     heads = attention_heads(case.values, case.output, case.mask)
-    missing = missing_output(whole, heads)
+    missing = output_error(whole, heads)
     monkeypatch.setattr(linalg, "BYTES", 1)
     parts = case.factors()
     torch.testing.assert_close(parts.coefficients, whole.coefficients, atol=1e-9, rtol=1e-9)
     assert torch.equal(parts.rank, whole.rank)
-    torch.testing.assert_close(missing_output(parts, heads), missing, atol=1e-10, rtol=0)
+    torch.testing.assert_close(output_error(parts, heads), missing, atol=1e-10, rtol=0)
 
 
 def test_chosen_rows_and_columns_are_those_of_the_map_and_raw_is_asked_for_no_others():

@@ -98,8 +98,8 @@ def folded(layer: Attention, pre, post) -> jacobian.BlockDerivative:
     d = d_key.shape[-1]
     own = by_vector + torch.einsum("ndhv,nhvk,nhke->nde", by_output, derivative.of_query, d_query.expand(n, -1, -1, -1))
     rows = d_key.flatten(1, 2)
-    by_query = jacobian.folded(rows, layer.query)
-    if folds := jacobian.folds(n, d, (heads, d_k), kv_heads):
+    by_query = jacobian.fold_queries(rows, layer.query)
+    if folds := jacobian.is_folding_cheaper(n, d, (heads, d_k), kv_heads):
         d_key = d_key.repeat_interleave(heads // kv_heads, 1)
         rows = torch.einsum("hjk,mhkd->mjhd", layer.query, d_key).flatten(1, 2)
         assert torch.allclose(by_query, rows, rtol=1e-12)

@@ -5,7 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from identikit.maths import neighbours
-from identikit.maths.neighbours import DISTANCES, distance_gradient, distinct, nearest_in_sentences, paired_distance
+from identikit.maths.neighbours import (
+    DISTANCES,
+    distance_gradient,
+    nearest_in_sentences,
+    number_distinct,
+    paired_distance,
+)
 from tests.reference import neighbours as literal
 
 BOTH = pytest.mark.parametrize("distance", DISTANCES)
@@ -28,7 +34,7 @@ def look_up(predicted, candidates, lengths, distance, offset=0):
         predicted,
         candidates,
         lengths=torch.tensor(lengths),
-        identity=distinct(candidates),
+        identity=number_distinct(candidates),
         distance=distance,
         offset=offset,
     )
@@ -96,7 +102,7 @@ def test_without_a_wrong_candidate_the_margin_is_infinite():
 
 
 def test_distinct_numbers_equal_vectors_alike():
-    numbers = distinct(torch.tensor([[1.0, 2.0], [0.0, 1.0], [1.0, 2.0], [1.0, 2.5]]))
+    numbers = number_distinct(torch.tensor([[1.0, 2.0], [0.0, 1.0], [1.0, 2.0], [1.0, 2.5]]))
     assert numbers[0] == numbers[2]
     assert len(set(numbers.tolist())) == 3
 

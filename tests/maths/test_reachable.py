@@ -102,14 +102,14 @@ def test_a_key_whose_weight_underflows_cannot_be_reached():
 @pytest.mark.parametrize(("d_v", "again"), [(6, 0), (2, 10)])
 def test_where_the_output_fixes_all_that_keys_can_do_nothing_is_decomposed_again(d_v, again, monkeypatch):
     """Four keys leave three directions: if the output has as many, the rank of the attention is known."""
-    decomposed = reaching.decomposed
+    decomposed = reaching.decompose
     sizes = []
 
     def counted(function, matrices):
         sizes.append(matrices.shape[:-2].numel())
         return decomposed(function, matrices)
 
-    monkeypatch.setattr(reaching, "decomposed", counted)
+    monkeypatch.setattr(reaching, "decompose", counted)
     attention = drawn(2, 5, 4, seed=1).softmax(-1)
     found = reachable(attention, drawn(2, 1, 4, 6, seed=2), drawn(2, 4, d_v, seed=3), eps=EPS)
     assert found.dim.unique().tolist() == [max(0, 3 - d_v)]

@@ -10,7 +10,7 @@ import torch
 from torch.linalg import cholesky_ex, eigh, eigvalsh, qr, solve_triangular, svd
 
 from identikit.maths import threads
-from identikit.maths.threads import decomposed
+from identikit.maths.threads import decompose
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +47,9 @@ def test_every_number_of_threads_gives_the_same_bits(function, shape):
     matrices = positive(*shape)
     torch.set_num_threads(1)
     direct = function(matrices)
-    single = decomposed(function, matrices)
+    single = decompose(function, matrices)
     torch.set_num_threads(3)
-    several = decomposed(function, matrices)
+    several = decompose(function, matrices)
     assert type(single) is type(several) is type(direct)
     for expected, on_one, on_three in zip(*map(fields, (direct, single, several)), strict=True):
         assert torch.equal(on_one, on_three)
@@ -60,7 +60,7 @@ def test_several_batches_are_cut_at_the_same_places():
     factors = cholesky_ex(positive(40, 30)).L
     right = torch.randn(40, 30, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     torch.set_num_threads(2)
-    solved = decomposed(partial(solve_triangular, upper=False), factors, right)
+    solved = decompose(partial(solve_triangular, upper=False), factors, right)
     torch.testing.assert_close(factors @ solved, right)
 
 
@@ -78,17 +78,17 @@ def test_numbers_of_threads_stay_as_they_were():
         torch.set_num_threads(number)
         assert torch.get_num_threads() == number  # from here on the number is this thread's own
         together.wait()
-        decomposed(eigh, positive(6, 40))
+        decompose(eigh, positive(6, 40))
         after_success = torch.get_num_threads()
         with pytest.raises(ValueError, match="no decomposition"):
-            decomposed(fails, positive(6, 40))
+            decompose(fails, positive(6, 40))
         return [after_success, torch.get_num_threads()]
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(work, [2, 4])) == [[2, 2], [4, 4]]
     torch.set_num_threads(3)
     threads._workers.cache_clear()
-    assert decomposed(lambda matrix: torch.full_like(matrix, torch.get_num_threads()), positive(2, 2)).eq(1).all()
+    assert decompose(lambda matrix: torch.full_like(matrix, torch.get_num_threads()), positive(2, 2)).eq(1).all()
     assert torch.get_num_threads() == 3
     assert in_new_thread(torch.get_num_threads) == 3
 
@@ -96,12 +96,12 @@ def test_numbers_of_threads_stay_as_they_were():
 def test_workers_keep_the_callers_gradient_mode():
     torch.set_num_threads(2)
     matrices = positive(3, 5).requires_grad_()
-    assert decomposed(eigvalsh, matrices).requires_grad
+    assert decompose(eigvalsh, matrices).requires_grad
     with torch.no_grad():
-        assert not decomposed(eigvalsh, matrices).requires_grad
+        assert not decompose(eigvalsh, matrices).requires_grad
     with torch.inference_mode():
-        assert decomposed(eigvalsh, matrices).is_inference()
-    decomposed(eigvalsh, matrices).sum().backward()
+        assert decompose(eigvalsh, matrices).is_inference()
+    decompose(eigvalsh, matrices).sum().backward()
     torch.testing.assert_close(matrices.grad, torch.eye(5, dtype=torch.float64).expand(3, 5, 5))  # the trace's
 
 
@@ -113,5 +113,5 @@ def test_other_devices_are_called_directly():
         callers.append(threading.current_thread())
         return matrices
 
-    decomposed(remember, torch.empty(4, 3, 3, device="meta"))
+    decompose(remember, torch.empty(4, 3, 3, device="meta"))
     assert callers == [threading.current_thread()]

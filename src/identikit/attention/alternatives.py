@@ -12,9 +12,9 @@ from identikit.attention.quantities import membership
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import known_name, shortened
 from identikit.errors import IdentikitError, InputError
-from identikit.maths.polytope.bounds import Wanted
+from identikit.maths.polytope.alternative import alternative
+from identikit.maths.polytope.bounds import Question
 from identikit.maths.polytope.exact import exact_bounds, extreme_rows
-from identikit.maths.polytope.one_row import alternative
 from identikit.maths.polytope.rows import Rows
 from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
@@ -127,7 +127,7 @@ def _at_end(rows: Rows, keys: Axis, toward: Index, end: str) -> Float[Tensor, "k
 
 def _room(rows: Rows) -> Float[Tensor, "key"]:
     """Return how far each weight of a row can move, to either side."""
-    bounds = exact_bounds(rows, Wanted(torch.ones(rows.attention.shape[1], dtype=torch.bool)))
+    bounds = exact_bounds(rows, Question(torch.ones(rows.attention.shape[1], dtype=torch.bool)))
     return torch.maximum(bounds.upper - rows.attention, rows.attention - bounds.lower)[0]
 
 

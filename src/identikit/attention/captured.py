@@ -8,7 +8,7 @@ from operator import itemgetter
 import torch
 
 from identikit.attention.layer import At, HeadPlace, Layer
-from identikit.maths.polytope.rows import Rows, joined_rows
+from identikit.maths.polytope.rows import Rows, join_rows
 from identikit.models.isolation import standard_torch_state
 from identikit.models.taps.tap import AttentionCall
 from identikit.models.text_run import Change, TextRun
@@ -67,7 +67,7 @@ class Captured:
 
     def rows(self, places: Sequence[Place], *, moving: bool = False) -> Rows:
         """Return rows with the sets of attention that give them their outputs; see `Layer.rows`."""
-        return joined_rows([self.layers[layer].rows(some, moving=moving) for layer, some in _by_layer(places)])
+        return join_rows([self.layers[layer].rows(some, moving=moving) for layer, some in _by_layer(places)])
 
     def effective_rows(self, places: Sequence[Place]) -> Float[Tensor, "row key"]:
         """Return rows of effective attention in float64, those of a head together."""
@@ -78,7 +78,7 @@ class Captured:
         largest = 0.0
         start = 0
         for layer, some in _by_layer(places):
-            part = rows.some(torch.arange(start, start + len(some), device=rows.group.device))
+            part = rows.select(torch.arange(start, start + len(some), device=rows.group.device))
             largest = max(largest, self.layers[layer].largest_miss(part, some))
             start += len(some)
         return largest

@@ -16,9 +16,9 @@ from identikit.attention.quantities import TOP, asked_of, membership
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, known_name, real_number
 from identikit.errors import InputError
-from identikit.maths.polytope.ascent import certified_bounds
-from identikit.maths.polytope.bounds import Bounds, Wanted, unbounded
-from identikit.maths.polytope.exact import FIRST, compile_solver, exact_bounds, paced
+from identikit.maths.polytope.bounds import Bounds, Question, trivial_bounds
+from identikit.maths.polytope.certified import certified_bounds
+from identikit.maths.polytope.exact import FIRST_PORTION, compile_solver, exact_bounds, portions_in_time
 from identikit.maths.polytope.rows import Rows
 from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
@@ -197,7 +197,7 @@ def _of_images(attention: EffectiveAttention) -> Float[Tensor, "1 key"] | None:
 
 
 def bounds_of(
-    captured: Captured, places: Sequence[Place], wanted: Wanted, *, bounding: Bounding, progress: Progress = silent
+    captured: Captured, places: Sequence[Place], wanted: Question, *, bounding: Bounding, progress: Progress = silent
 ) -> tuple[Rows, Bounds]:
     """Bound rows anywhere in captured attention: places of layer, head and query, with all rows of a head together.
 
@@ -218,14 +218,14 @@ def bounds_of(
     sink = rows.attention.shape[1] - n  # one more key, which is not an edge
     keys = None if wanted.keys is None else F.pad(wanted.keys, (0, sink))
     objectives = None if wanted.objectives is None else F.pad(wanted.objectives, (0, sink))
-    asked = Wanted(keys, objectives, wanted.top, min(limit, wanted.until))
-    bounds = unbounded(rows, asked)
+    asked = Question(keys, objectives, wanted.top, min(limit, wanted.until))
+    bounds = trivial_bounds(rows, asked)
     free = rows.free.nonzero()[:, 0]
     done = 0
     exact = bounding.method == "exact"
     repeatable = bounding.until == math.inf
-    for some in paced(free, limit, first=FIRST[free.device.type], repeatable=repeatable):
-        portion = rows.some(some), asked.of_rows(some)
+    for some in portions_in_time(free, limit, first=FIRST_PORTION[free.device.type], repeatable=repeatable):
+        portion = rows.select(some), asked.select(some)
         solved = exact_bounds(*portion) if exact else certified_bounds(*portion, epsilon=bounding.epsilon)
         for whole, part in zip(bounds, solved, strict=True):
             whole[some] = part.to(whole)

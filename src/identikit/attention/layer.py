@@ -119,7 +119,7 @@ class Layer:
     def solved_from(self) -> maths.Heads:
         """What `factors` are solved from: `passed`, unless the options leave out the bias or keep the mass."""
         heads = self.passed if self.bias is None else maths.through_projection(self.plain, self.projection)
-        return maths.keeping_mass(heads) if self.options.mass else heads
+        return maths.with_mass(heads) if self.options.mass else heads
 
     @cached_property
     def _captured(self) -> maths.Heads:
@@ -170,17 +170,17 @@ class Layer:
     @cached_property
     def _missing(self) -> Float[Tensor, "head query d_v"]:
         """A⊥V − O of each head."""
-        return maths.missing_output(self.factors, self.plain)
+        return maths.output_error(self.factors, self.plain)
 
     @cached_property
     def residual(self) -> Float[Tensor, "head"]:
         """‖(A⊥V − O)H‖/‖OH‖ of each head."""
-        return maths.relative_size(self._missing, self.recomputed.output, self.projection, gate=self.gate)
+        return maths.relative_residual(self._missing, self.recomputed.output, self.projection, gate=self.gate)
 
     @cached_property
     def row_residual(self) -> Float[Tensor, "head query"]:
         r"""‖(a⊥V − o)H‖ of each row against $\sum_m a_m \|v_m H\|$, of which the model rounds off about eps."""
-        missing = (self._missing @ maths.lengths_of(self.projection)).norm(dim=-1)
+        missing = (self._missing @ maths.length_factor(self.projection)).norm(dim=-1)
         missing = missing.masked_fill(self.factors.identifiable, 0.0)  # these rows are their raw attention
         return torch.where(missing == 0, 0.0, missing / self.recomputed.size)
 
@@ -281,7 +281,7 @@ class Layer:
         """
         rank = self.passed_rank
         if self.call.sink is None:
-            rank = maths.row_ranks(maths.keeping_mass(self.passed))
+            rank = maths.row_ranks(maths.with_mass(self.passed))
         return (self.seen.count - rank).minimum(self.factors.null_dim)
 
     def reach(self, at: At) -> reachable.Reach:
@@ -345,7 +345,7 @@ class Layer:
     def _lengths(self, places: Sequence[HeadPlace]) -> Lengths:
         """Return the lengths of each row's output: of its head, or of the row itself where a gate multiplies it."""
         heads = dict.fromkeys(head for head, _ in places)
-        through = [maths.lengths_through(self.passed, self.projection, head) for head in heads]
+        through = [maths.length_factor_of_head(self.passed, self.projection, head) for head in heads]
         place = {head: at for at, head in enumerate(heads)}
         which = [place[head] for head, _ in places]
         gate = self.gate
@@ -362,7 +362,7 @@ class Layer:
         missing = moved.new_zeros(len(moved))
         for head in heads.unique().tolist():
             values = self.passed.values[head // self.passed.group].double()
-            through = maths.lengths_through(self.passed, self.projection, head).to(values)
+            through = maths.length_factor_of_head(self.passed, self.projection, head).to(values)
             rows = heads == head
             missing[rows] = (moved[rows, : len(values)].to(values) @ values @ through).norm(dim=-1)
         return torch.where(missing == 0, 0.0, missing / self.recomputed.size[heads, queries])

@@ -27,7 +27,7 @@ from identikit.errors import InputError
 from identikit.maths.boxes import CORNERS
 from identikit.maths.chain import Chain, greatest_over_boxes, greatest_through_layers, shares_of, through_layers
 from identikit.maths.measures import certain_order
-from identikit.maths.polytope.exact import apart, paced
+from identikit.maths.polytope.exact import greatest_lead, portions_in_time
 from identikit.maths.polytope.rows import Rows
 from identikit.models.decoder import input_facts
 from identikit.models.isolation import standard_torch_state
@@ -350,14 +350,14 @@ def _compare_edges(
     gap = ahead.clone()
     heads, n, keys = factor.shape[1:]
     scales = factor.flatten(0, 2)
-    for some in paced(torch.arange(len(row)), until, most=_NUMBERS // (keys * (heads if mean else 1)) + 1):
+    for some in portions_in_time(torch.arange(len(row)), until, most=_NUMBERS // (keys * (heads if mean else 1)) + 1):
         place = row[some][None]
         if mean:  # rows of a head stand together
             place = place // n * heads * n + torch.arange(heads)[:, None] * n + place % n
         pair = some.repeat(len(place))
         chosen = place.flatten().to(factor.device)
         sources = first[pair].to(factor.device), second[pair].to(factor.device)
-        found = apart(rows, chosen, *sources, scales=scales[chosen])
+        found = greatest_lead(rows, chosen, *sources, scales=scales[chosen])
         ahead[some], gap[some] = (part.reshape(place.shape).mean(0).cpu() for part in found)
     return ahead, gap
 
@@ -375,7 +375,7 @@ def _compare_through(
     pairs, index = torch.stack([first, second]).unique(dim=1, return_inverse=True)
     ahead = torch.full(row.shape, torch.nan, dtype=torch.float64)
     gap = ahead.clone()
-    for some in paced(torch.arange(pairs.shape[1]), until, most=_NUMBERS // len(rows[0].group) + 1):
+    for some in portions_in_time(torch.arange(pairs.shape[1]), until, most=_NUMBERS // len(rows[0].group) + 1):
         start = F.one_hot(pairs[1, some], walk.inputs).double() - F.one_hot(pairs[0, some], walk.inputs).double()
         here = ((index >= some[0]) & (index <= some[-1])).nonzero()[:, 0]
         deepest = int(row[here].max()) // walk.outputs

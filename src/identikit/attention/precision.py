@@ -12,7 +12,7 @@ import torch
 
 from identikit.errors import ModelError
 from identikit.maths import linalg
-from identikit.maths.effective import lengths_of
+from identikit.maths.effective import length_factor
 from identikit.models.load.weights import dtype_advice
 from identikit.models.taps.tap import AttentionCall
 from identikit.results.words import percent
@@ -56,7 +56,7 @@ def recompute(call: AttentionCall, heads: Int[Tensor, "head"], projection: Float
     """Compute the chosen heads' outputs, and the norm, size and sum of their rows, some rows at a time."""
     dtype = computed_in(call)
     values = call.value[0, heads // call.groups].to(dtype)
-    lengths = (values.double() @ lengths_of(projection)).norm(dim=-1, keepdim=True)
+    lengths = (values.double() @ length_factor(projection)).norm(dim=-1, keepdim=True)
     step = max(1, linalg.BYTES // (dtype.itemsize * len(heads) * call.key.shape[2]))
     every = torch.arange(call.query.shape[1], device=heads.device)
     chosen = slice(None) if torch.equal(heads, every) else heads  # all of them need no copy

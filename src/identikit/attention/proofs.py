@@ -23,8 +23,8 @@ from identikit.attention.walk import Walk
 from identikit.checks import is_path, shortened
 from identikit.errors import InputError
 from identikit.maths.chain import Chain
-from identikit.maths.polytope.bounds import Wanted
-from identikit.maths.polytope.duals import Ends, exact_vertex, proposed_ends
+from identikit.maths.polytope.bounds import Question
+from identikit.maths.polytope.duals import Ends, exact_vertex, propose_ends
 from identikit.models.isolation import standard_torch_state
 from identikit.results.files import plain, write_file
 from identikit.results.result import Result
@@ -87,7 +87,7 @@ class ProofDraft:
             for key, factor, *step in wish.objective:
                 for side, name in enumerate(("lower", "upper")):
                     ends[side, at, key] += factor * (self.steps[step[0]][name] if step else 1.0)
-        proposed = proposed_ends(rows, [value for _, value in values], *ends)
+        proposed = propose_ends(rows, [value for _, value in values], *ends)
         weights = rows.attention.cpu()
         visible = rows.visible.cpu()
         steps = []
@@ -243,7 +243,7 @@ def entries(result: Result) -> Iterator[tuple[tuple[int, ...], list[int]]]:
         yield at, [axis.source_indices[i] for axis, i in zip(result.axes, at, strict=True)]
 
 
-def edge_claims(captured: Captured, places: Sequence[Place], wanted: Wanted, epsilon: float) -> Claims:
+def edge_claims(captured: Captured, places: Sequence[Place], wanted: Question, epsilon: float) -> Claims:
     """Claim the ends of weights, or of other sums over a row, of the rows at these places, in the order of a Result."""
 
     def claims(draft: ProofDraft, result: Result) -> Iterator[int | None]:

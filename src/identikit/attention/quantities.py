@@ -7,7 +7,7 @@ import torch
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import as_float, known_names, shortened
 from identikit.errors import InputError
-from identikit.maths.polytope.bounds import Wanted
+from identikit.maths.polytope.bounds import Question
 from identikit.results.axis import Axis, Index
 from identikit.results.gathered import join_pieces, word_groups
 from identikit.results.pictures import image_regions
@@ -21,16 +21,16 @@ _ENDS = (".", "!", "?", "。", "！", "？")
 
 def edges_wanted(
     n: int, keys: Sequence[int] | None = None, *, objectives: Tensor | None = None, top: int = TOP
-) -> Wanted:
+) -> Question:
     """Ask for the weights of n keys, or of some of them, and for other quantities."""
     asked = torch.zeros(n, dtype=torch.bool)
     asked[slice(None) if keys is None else list(keys)] = True
-    return Wanted(asked, objectives, top)
+    return Question(asked, objectives, top)
 
 
 def asked_of(
     attention: EffectiveAttention, key: Index, groups: object, weights: object
-) -> tuple[Axis, Wanted, dict[str, list[int]]]:
+) -> tuple[Axis, Question, dict[str, list[int]]]:
     """Return what the selected rows are bounded in as an axis, what is asked of each row, and groups' members."""
     if sum(given is not None for given in (key, groups, weights)) > 1:
         raise InputError("attention_intervals takes one of key=, groups= and weights=.")
@@ -40,11 +40,11 @@ def asked_of(
         heads = len(attention.axis("layer")) * len(attention.axis("head"))
         objectives = torch.stack(list(named.values()), dim=1)  # query, quantity, key
         if all(len(c) == 1 for c in named.values()):
-            return Axis("quantity", tuple(named)), Wanted(objectives=objectives[0]), {}
-        return Axis("quantity", tuple(named)), Wanted(objectives=objectives.repeat(heads, 1, 1)), {}
+            return Axis("quantity", tuple(named)), Question(objectives=objectives[0]), {}
+        return Axis("quantity", tuple(named)), Question(objectives=objectives.repeat(heads, 1, 1)), {}
     if groups is not None:
         members = key_groups(attention, groups)
-        return Axis("group", tuple(members)), Wanted(objectives=membership(list(members.values()), n)), members
+        return Axis("group", tuple(members)), Question(objectives=membership(list(members.values()), n)), members
     keys = attention.axis("key").sel(key)
     return keys, edges_wanted(n, keys.source_indices, top=TOP if len(keys) == n else 0), {}
 

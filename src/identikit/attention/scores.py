@@ -23,7 +23,7 @@ from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, known_names, random_seed, shortened, whole_number
 from identikit.errors import InputError
 from identikit.maths.measures import mean_over_texts
-from identikit.maths.polytope.bounds import Wanted
+from identikit.maths.polytope.bounds import Question
 from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
 from identikit.models.text_run import TextRun, run_texts
@@ -249,7 +249,7 @@ def scored(
         places = [(at, head, query) for head in heads.tolist() for query in queries.tolist()]
         asked, place = (patterns * targets[..., None])[queries].unique(dim=1, return_inverse=True)  # some are the same
         objectives = asked.repeat(len(heads), 1, 1).to(heads.device)
-        rows, bounds = bounds_of(captured, places, Wanted(objectives=objectives), bounding=bounding)
+        rows, bounds = bounds_of(captured, places, Question(objectives=objectives), bounding=bounding)
         effective = layer.effective(heads, queries.to(heads.device), slice(None)).double().flatten(0, 1)
         own = [(objectives @ weights[..., None])[..., 0] for weights in (rows.attention[:, : len(keys)], effective)]
         numbers = torch.stack([*own, bounds.lower, bounds.upper, bounds.gap])[..., place.to(heads.device)]

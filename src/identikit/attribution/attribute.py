@@ -9,7 +9,7 @@ from functools import cache, partial
 import torch
 
 from identikit.attribution.outputs import attribute_output, fisher_roots
-from identikit.attribution.plan import plan, side_by_side, warning_ahead
+from identikit.attribution.plan import cost_warning, make_plan, side_by_side
 from identikit.attribution.request import FISHER, AttributionOptions, Request
 from identikit.attribution.result import OutputAttribution, TokenAttribution
 from identikit.checks import function, no_effect
@@ -17,7 +17,7 @@ from identikit.errors import InputError
 from identikit.maths import jacobian
 from identikit.maths import mixing as maths
 from identikit.maths.mixing import Mixing
-from identikit.maths.threads import calm
+from identikit.maths.threads import one_thread_if_busy
 from identikit.models.decoder import input_facts, model_and_texts
 from identikit.models.isolation import standard_torch_state
 from identikit.models.load.weights import dtype_advice
@@ -98,9 +98,9 @@ def token_attribution(
             no_effect(name, value, _ONE_GRADIENT)
         outputs = _outputs(texts, target, options, progress)
         return Results(outputs) if several else outputs[0]
-    if targets is None and (ahead := warning_ahead(model, [_inputs(reading) for reading in texts], options)):
+    if targets is None and (ahead := cost_warning(model, [_inputs(reading) for reading in texts], options)):
         warnings.warn(ahead, stacklevel=3)
-    with calm():
+    with one_thread_if_busy():
         results = attribute(texts, options, targets=targets, progress=progress)
     return Results(results) if several else results[0]
 
@@ -132,7 +132,7 @@ def attribute(
     if options.norm == FISHER:
         pairs = zip(texts, asked, strict=True)
         asked = [replace(of_text, roots=fisher_roots(text, of_text.targets)) for text, of_text in pairs]
-    planned = cache(partial(plan, model))  # texts of one length are planned once
+    planned = cache(partial(make_plan, model))  # texts of one length are planned once
     plans = [planned(_inputs(text), of_text) for text, of_text in zip(texts, asked, strict=True)]
     total = sum(each.units for each in plans)
     done = 0.0

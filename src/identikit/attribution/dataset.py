@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from identikit.attribution.attribute import attribute, mixing
-from identikit.attribution.plan import warning_ahead
+from identikit.attribution.plan import cost_warning
 from identikit.attribution.request import AttributionOptions
 from identikit.attribution.tables import ATTRIBUTION
 from identikit.checks import known_name
@@ -116,7 +116,7 @@ def attribution_statistics(
     encoded = encoded_texts(model, texts, options)
 
     def before(missing: list[int]) -> None:
-        if ahead := warning_ahead(model, missing, options.checked(model)):
+        if ahead := cost_warning(model, missing, options.checked(model)):
             warnings.warn(ahead, stacklevel=5)
 
     job = AttributionJob(options)

@@ -30,9 +30,9 @@ def block_derivatives(
     query, key, value = (_shared_rows if agree else _rows_by_token)(block)
     of_values, of_scores, of_query = _of_attention(call)
     _add_path_of_query(own.flatten(0, 1), by_output.flatten(0, 1), of_query.flatten(0, 1), query.flatten(0, 1))
-    folded = jacobian.folds(n, d, (heads, d_k), kv_heads)
+    folded = jacobian.is_folding_cheaper(n, d, (heads, d_k), kv_heads)
     if folded:
-        key = vmap(jacobian.folded, in_dims=(None if agree else 0, 0))(key[0] if agree else key, call.query)
+        key = vmap(jacobian.fold_queries, in_dims=(None if agree else 0, 0))(key[0] if agree else key, call.query)
     read = torch.cat([key, value.expand(len(key), -1, -1, -1)], 2)
     factors = (read, own, by_output, call.query, of_values, of_scores)
     read, own, by_output, query, of_values, of_scores = (factor.to(dtype) for factor in factors)

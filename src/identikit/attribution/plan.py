@@ -12,7 +12,7 @@ from typing import NamedTuple
 from identikit.attribution import passes, sweep
 from identikit.attribution.request import FISHER, AttributionOptions, Request, Tick, product_bytes, working_bytes
 from identikit.errors import InputError
-from identikit.maths.jacobian import folds
+from identikit.maths.jacobian import is_folding_cheaper
 from identikit.models.decoder import DecoderModel
 from identikit.models.load.linear import matrix_shapes
 from identikit.models.load.size import Sizes
@@ -103,7 +103,7 @@ class AttributionPlan:
         return [engine(text, asked, chunk=self.chunk, tick=tick) for text, asked in zip(texts, options, strict=True)]
 
 
-def plan(model: Model | Sizes, n: int, options: Request) -> AttributionPlan:
+def make_plan(model: Model | Sizes, n: int, options: Request) -> AttributionPlan:
     """Choose the engine of least arithmetic that fits in memory for a text of `n` tokens, or say what would fit."""
     free = _USABLE * float(free_bytes(model.device))
     if ways := _ways(model, n, options, free):
@@ -121,7 +121,7 @@ def plan(model: Model | Sizes, n: int, options: Request) -> AttributionPlan:
     )
 
 
-def cheapest(model: Model | Sizes, n: int, options: Request) -> AttributionPlan:
+def cheapest_plan(model: Model | Sizes, n: int, options: Request) -> AttributionPlan:
     """Return the way of least arithmetic for a text of `n` tokens, whether or not there is memory for it here."""
     return _ways(model, n, options)[0]
 
@@ -134,9 +134,9 @@ def expected_seconds(model: Model | Sizes, lengths: Sequence[int], options: Requ
     return operations / product_rate(model.device, model.dtype, options.precision)
 
 
-def warning_ahead(model: Model, lengths: Sequence[int], options: Request) -> str:
+def cost_warning(model: Model, lengths: Sequence[int], options: Request) -> str:
     """Say how long texts of these lengths take here and how much memory, and what is much faster; "" if it is short."""
-    peak = max(plan(model, n, options).peak for n in set(lengths))
+    peak = max(make_plan(model, n, options).peak for n in set(lengths))
     seconds = expected_seconds(model, lengths, options)
     limit = LONG_SECONDS.get(model.device.type, 10.0)
     if seconds <= limit:
@@ -296,7 +296,7 @@ def _sweep(model: Model | Sizes, n: int, options: Request, basis: int, one_pass:
     outputs = model.n_heads * model.d_value
     values = model.n_key_value_heads * model.d_value
     depth = max(options.layers) + 1
-    folded = folds(n, d, (model.n_heads, model.d_value), model.n_key_value_heads)
+    folded = is_folding_cheaper(n, d, (model.n_heads, model.d_value), model.n_key_value_heads)
     read = (n * model.n_heads if folded else values) + values
     scores = 0 if folded else n
     factors = _FACTORS.get(model.device.type, _GPU)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from identikit.attribution.plan import cheapest, expected_seconds
+from identikit.attribution.plan import cheapest_plan, expected_seconds
 from identikit.attribution.request import AttributionOptions
 from identikit.checks import whole_number
 from identikit.errors import InputError
@@ -117,7 +117,7 @@ def _analyses(sizes: Sizes, n: int) -> list[AnalysisCost]:
     logits = 2 * n * sizes.vocabulary * item
     run = sizes.n_layers * n * sizes.d_model * item * _VECTORS // 4 + logits
     options = AttributionOptions().checked(sizes)
-    exact = cheapest(sizes, n, options)
+    exact = cheapest_plan(sizes, n, options)
     return [
         AnalysisCost("attention", run + maps),
         AnalysisCost("intervals", run + _SOLVER + min(_ROWS * maps, _PORTION + _ENDS * maps)),

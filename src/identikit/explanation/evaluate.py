@@ -13,7 +13,7 @@ from identikit.errors import InputError
 from identikit.explanation.evaluation_result import Evaluation, gathered
 from identikit.explanation.faithfulness import BASELINES, NAMES, TESTS, EvaluationOptions, TestedText
 from identikit.explanation.replaced import BATCH_TOKENS, Predicted, ReplacedText, Replacement
-from identikit.maths.threads import calm
+from identikit.maths.threads import one_thread_if_busy
 from identikit.models.isolation import standard_torch_state
 from identikit.models.machine import format_duration
 from identikit.models.model import Model, checked_model
@@ -25,7 +25,7 @@ _LONG = 60.0  # seconds: a longer evaluation is warned of
 
 
 @reporting
-@calm()
+@one_thread_if_busy()
 @standard_torch_state()
 def evaluate(
     model: Model,

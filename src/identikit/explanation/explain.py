@@ -25,7 +25,7 @@ from identikit.explanation.result import COMING, NEAR, Explanation
 from identikit.explanation.time_limit import TimeLimit, plan_attribution
 from identikit.maths.mixing import by_offset
 from identikit.maths.polytope.ahead import is_compiling
-from identikit.maths.threads import calm
+from identikit.maths.threads import one_thread_if_busy
 from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
 from identikit.models.text_run import TextRun, run_texts
@@ -46,7 +46,7 @@ Ready = Callable[[Explanation, float], None]
 
 
 @reporting
-@calm()
+@one_thread_if_busy()
 @standard_torch_state()
 def explain(
     model: Model,

@@ -8,11 +8,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from identikit.attribution.attribute import attribute
-from identikit.attribution.plan import affordable_probes, expected_seconds, is_affordable, warning_ahead
+from identikit.attribution.plan import affordable_probes, cost_warning, expected_seconds, is_affordable
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import InputError, Unavailable
-from identikit.maths.threads import calm
+from identikit.maths.threads import one_thread_if_busy
 from identikit.models.machine import format_duration
 from identikit.models.text_run import TextRun
 from identikit.progress import Progress
@@ -94,7 +94,7 @@ class PendingAttribution:
 
         assert self.request is not None
         try:
-            with calm():  # cores may be busy by now
+            with one_thread_if_busy():  # cores may be busy by now
                 return attribute([self.reading], self.request, progress=report_in_time)[0]
         except _Overdue:
             reason = "Attribution was stopped: it takes longer than expected, and twice the time limit has passed."
@@ -120,7 +120,7 @@ def plan_attribution(reading: TextRun, probes: int | str | None, limit: TimeLimi
                 return PendingAttribution(
                     reading, _unavailable(f"Attribution takes about {format_duration(seconds)}, {too_long}.", reading)
                 )
-        if warning := warning_ahead(model, [n], request):
+        if warning := cost_warning(model, [n], request):
             warnings.warn(warning, stacklevel=4)
     except InputError as refusal:
         return PendingAttribution(reading, _unavailable(str(refusal), reading))

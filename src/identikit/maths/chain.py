@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from identikit.maths.polytope.bounds import fitting
-from identikit.maths.polytope.exact import greatest
+from identikit.maths.polytope.bounds import rows_at_once
+from identikit.maths.polytope.exact import maxima
 from identikit.maths.polytope.rows import Rows
 from identikit.shapes import Float, Tensor
 
@@ -111,11 +111,11 @@ def _brought(
     """Return the most that each row can bring of each source, and the gaps; a learned sink brings nothing."""
     padded = F.pad(weights, (0, rows.attention.shape[1] - weights.shape[1])).to(rows.attention)
     if factor is None:
-        bounds = [greatest(rows, padded[None], until=until)]
+        bounds = [maxima(rows, padded[None], until=until)]
     else:
         factor = F.pad(factor, (0, padded.shape[1] - factor.shape[1])).to(rows.attention)
-        step = max(1, fitting(rows, 3 * factor.numel()))
-        bounds = [greatest(rows, factor[:, None] * some, until=until) for some in padded.split(step)]
+        step = max(1, rows_at_once(rows, 3 * factor.numel()))
+        bounds = [maxima(rows, factor[:, None] * some, until=until) for some in padded.split(step)]
     value, gap = (torch.cat(part, dim=1).mT.to(weights) for part in zip(*bounds, strict=True))
     return value, gap
 

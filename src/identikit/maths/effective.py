@@ -94,9 +94,9 @@ def without_bias(heads: Heads, bias: Float[Tensor, "kv_head d_v"]) -> Heads:
     return replace(heads, values=heads.values.double() - shift, output=output)
 
 
-def lengths_through(heads: Heads, projection: Float[Tensor, "head d_v d"], head: int) -> Float[Tensor, "d_v d_v"]:
+def length_factor_of_head(heads: Heads, projection: Float[Tensor, "head d_v d"], head: int) -> Float[Tensor, "d_v d_v"]:
     """Return the matrix that gives a head's values, after `through_projection`, the lengths of $T = VH$."""
-    R = lengths_of(projection[head : head + 1])[0]
+    R = length_factor(projection[head : head + 1])[0]
     return R if heads.back is None else heads.back[head] @ R
 
 
@@ -123,7 +123,7 @@ def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) ->
     return replace(heads, values=values @ basis, output=heads.output.double() / scale @ basis, back=basis.mT * scale)
 
 
-def keeping_mass(heads: Heads) -> Heads:
+def with_mass(heads: Heads) -> Heads:
     r"""Return the form whose rows keep their sum: $[V, c1]$ and $[O, cA1]$, with null space $LN([T, 1])$ (section 3.3).
 
     It does not change when a constant is added to all values. The weight $c$ is the size of a typical value, so that
@@ -242,7 +242,7 @@ def _row_chunks(factors: Factors, rows: Int[Tensor, "row"]) -> tuple[Tensor, ...
     return rows.split(max(1, linalg.BYTES // (8 * len(factors.coefficients) * max(1, factors.visible.n_keys))))
 
 
-def relative_size(
+def relative_residual(
     missing: Float[Tensor, "head query d_v"],
     output: Float[Tensor, "head query d_v"],
     projection: Float[Tensor, "head d_v d"],
@@ -253,22 +253,22 @@ def relative_size(
 
     $$\frac{\|(A^\perp V - O) H\|}{\|O H\|} \quad \text{per head, and 0 where both are 0}$$
 
-    `missing` is $A^\perp V - O$ (`missing_output`), $O$ and $H$ are `output` and `projection` as the model has them.
+    `missing` is $A^\perp V - O$ (`output_error`), $O$ and $H$ are `output` and `projection` as the model has them.
     Where a `gate` $g_i$ multiplies each row of $O$ before the projection, $H$ is $\mathrm{diag}(g_i) H$.
     """
-    through = lengths_of(projection)
+    through = length_factor(projection)
     open_ = 1.0 if gate is None else gate.double()
     change = (missing * open_ @ through).norm(dim=(1, 2))
     size = (output.double() * open_ @ through).norm(dim=(1, 2))
     return torch.where(change == 0, 0.0, change / size)
 
 
-def lengths_of(projection: Float[Tensor, "head d_v d"]) -> Float[Tensor, "head d_v d_v_"]:
+def length_factor(projection: Float[Tensor, "head d_v d"]) -> Float[Tensor, "head d_v d_v_"]:
     r"""Return $R^\top$ with $H^\top = QR$: $\|XH\| = \|XR^\top\|$."""
     return torch.linalg.qr(projection.double().mT, mode="r").R.mT
 
 
-def missing_output(factors: Factors, heads: Heads) -> Float[Tensor, "head query d_v"]:
+def output_error(factors: Factors, heads: Heads) -> Float[Tensor, "head query d_v"]:
     r"""Compute $A^\perp V - O$, with $V$ and $O$ of `heads` as the model has them, or `without_bias`.
 
     For factors made `without_bias`, pass such heads: this is then what $A^\perp (V - 1b^\top) + A1b^\top$ misses.

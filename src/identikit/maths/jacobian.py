@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from identikit.maths.threads import decomposed
+from identikit.maths.threads import decompose
 from identikit.shapes import Float, Tensor
 
 NORMS = {"frobenius": "Frobenius", "spectral": "spectral", "sum": "sum"}
@@ -105,7 +105,7 @@ def attention_derivative(
     return AttentionDerivative(weights, of_scores, of_scores @ key)
 
 
-def folds(n: int, d: int, query: tuple[int, int], kv_heads: int) -> bool:
+def is_folding_cheaper(n: int, d: int, query: tuple[int, int], kv_heads: int) -> bool:
     r"""Tell whether reading $Q_j \cdot dK_m$ for every query takes fewer operations than reading $dK_m$.
 
     `query` is (heads, d_k). It does up to about as many tokens as a head has features.
@@ -114,7 +114,7 @@ def folds(n: int, d: int, query: tuple[int, int], kv_heads: int) -> bool:
     return n * heads * (d - d_k) < kv_heads * d_k * d
 
 
-def folded(
+def fold_queries(
     keys: Float[Tensor, "#n d_keys d"], query: Float[Tensor, "head query d_k"]
 ) -> Float[Tensor, "#n query*head d"]:
     r"""Return the rows that give $Q_j \cdot dK_m$ by query and head, from those that give $dK_m$ by key-value head."""
@@ -245,7 +245,7 @@ def fisher_root(by_logit: Float[Tensor, "token d"], logits: Float[Tensor, "token
     p = logits.double().softmax(0)
     centred = by_logit.double()
     centred = (centred - p @ centred) * p.sqrt()[:, None]
-    values, vectors = decomposed(torch.linalg.eigh, centred.mT @ centred)
+    values, vectors = decompose(torch.linalg.eigh, centred.mT @ centred)
     return values.clamp(min=0.0).sqrt()[:, None] * vectors.mT
 
 
@@ -372,5 +372,5 @@ def orthogonal_probes(d: int, count: int, *, seed: int) -> Float[Tensor, "count 
     They are uniformly random: the first columns of a Haar matrix.
     """
     drawn = torch.randn(d, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    basis, upper = decomposed(torch.linalg.qr, drawn)
+    basis, upper = decompose(torch.linalg.qr, drawn)
     return (basis * upper.diagonal().sign()).T

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch.linalg import cholesky_ex, eigh, matrix_norm, qr, solve_triangular, svd, svdvals
 
-from identikit.maths.threads import decomposed
+from identikit.maths.threads import decompose
 from identikit.shapes import Bool, Float, Int, Tensor
 
 BYTES = 2**27  # about what a chunk of rows may take
@@ -119,7 +119,7 @@ def cholesky_inverses(
         factor, failed = cholesky_ex(some)
         return solve_triangular(factor, identity, upper=False), failed != 0
 
-    return decomposed(invert, gram)
+    return decompose(invert, gram)
 
 
 def triangular_roots(
@@ -139,7 +139,7 @@ def right_spectrum(values: Float[Tensor, "*rows n d"]) -> tuple[Float[Tensor, "*
     """
     missing = max(0, values.shape[-1] - values.shape[-2])
     padded = torch.nn.functional.pad(values, (0, 0, 0, missing))
-    _, singular, vectors = decomposed(lambda some: svd(qr(some, mode="r").R), padded)
+    _, singular, vectors = decompose(lambda some: svd(qr(some, mode="r").R), padded)
     return singular, vectors.mT
 
 
@@ -153,7 +153,7 @@ def matrix_rank(matrix: Float[Tensor, "row column"], resolution: Resolution) -> 
     floor = WELL_CONDITIONED if resolution.exact else rounding_floor(full)
     if full == 0 or bool(triangular_roots(wide @ wide.mT, count, resolution, floor)[1]):
         return full
-    singular = decomposed(lambda some: svdvals(qr(some, mode="r").R), wide.mT)
+    singular = decompose(lambda some: svdvals(qr(some, mode="r").R), wide.mT)
     return int(resolution.real(singular, count).sum())
 
 
@@ -233,7 +233,7 @@ def _row_roots(
             spectra = [right_spectrum(values[h, seen[r]]) for h, r in places]
             singular, vectors = (torch.stack(part) for part in zip(*spectra, strict=True))
         else:
-            eigenvalues, vectors = decomposed(eigh, gram[head, row])
+            eigenvalues, vectors = decompose(eigh, gram[head, row])
             singular = eigenvalues.clamp(min=0).sqrt()
         keep = resolution.real(singular, count[row])
         root[head, row] = vectors * torch.where(keep, 1 / singular, 0.0)[..., None, :]

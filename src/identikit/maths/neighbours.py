@@ -22,7 +22,7 @@ class Nearest(NamedTuple):
     duplicated: Bool[Tensor, "*batch query"]
 
 
-def distinct(vectors: Float[Tensor, "token d"]) -> Int[Tensor, " token"]:
+def number_distinct(vectors: Float[Tensor, "token d"]) -> Int[Tensor, " token"]:
     """Number the distinct vectors: two tokens get the same number exactly when their vectors are equal.
 
     Models without positions in x give repeated tokens the same input vector; `nearest` counts either one as right.

@@ -20,7 +20,7 @@ from torch.linalg import eigvalsh, matrix_norm, qr, solve_triangular
 
 from identikit.maths import linalg
 from identikit.maths.linalg import WELL_CONDITIONED, Resolution, certified, cholesky_inverses, rounding_floor
-from identikit.maths.threads import decomposed
+from identikit.maths.threads import decompose
 from identikit.shapes import Bool, Float, Int, Tensor
 
 SHORTEST = 4  # keys in the first block after the first d distinct keys
@@ -115,13 +115,13 @@ def _first_rows(
     place = torch.arange(len(which), device=which.device)
     first = torch.full_like(counts[0], len(which), dtype=torch.long).scatter_reduce_(0, which, place, "amin")
     U = values[:, first]
-    Q, R = decomposed(qr, U.mT)
+    Q, R = decompose(qr, U.mT)
     size = U.square().sum(-1)
     independent = R.diagonal(dim1=-2, dim2=-1).square() > floor * size.cumsum(-1)
     independent = independent.long().cumprod(-1).bool()
     identity = torch.eye(len(first), dtype=R.dtype, device=R.device)
     regular = torch.where(independent[:, None], R, identity)
-    inverse = decomposed(lambda some: solve_triangular(some, identity, upper=True), regular)
+    inverse = decompose(lambda some: solve_triangular(some, identity, upper=True), regular)
     inverse = torch.where(independent[:, None], inverse, 0.0)
     norm = (inverse.mT @ inverse).square().cumsum(-1).cumsum(-2).diagonal(dim1=-2, dim2=-1).sqrt()
     last = distinct - 1
@@ -207,8 +207,8 @@ def _block_roots(
     good = certified(smallest, largest, counts, width, resolution, floor) & usable[..., None]
     unsure = usable & ~good.all(-1)
     if unsure.any():  # with a tolerance the cutoff is so high that bounds are not enough
-        least = decomposed(eigvalsh, gram[unsure])[:, :1]
-        most = decomposed(eigvalsh, blocks.after[unsure])[:, -1:]
+        least = decompose(eigvalsh, gram[unsure])[:, :1]
+        most = decompose(eigvalsh, blocks.after[unsure])[:, -1:]
         good[unsure] = certified(least, most, counts.expand(good.shape)[unsure], width, resolution, floor)
     return root, good, torch.where(good, largest / smallest, 0.0).amax()
 

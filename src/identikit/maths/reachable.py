@@ -26,7 +26,7 @@ import torch
 from torch.linalg import eigvalsh, svdvals, vector_norm
 
 from identikit.maths.linalg import BYTES, column_scales
-from identikit.maths.threads import decomposed
+from identikit.maths.threads import decompose
 from identikit.shapes import Float, Int, Tensor
 
 
@@ -98,7 +98,7 @@ def _reach(
     C = W.mT @ B
     by_value = weights * vector_norm(values, dim=-1)[:, None].square() * vector_norm(B, dim=-1).square()
     by_key = weights * vector_norm(W, dim=-1).square() * vector_norm(keys, dim=-1).square()
-    singular = decomposed(svdvals, C)
+    singular = decompose(svdvals, C)
     real = singular > (unit * (by_value + by_key).sum(-1).sqrt())[..., None]
     fixed = real.sum(-1)
     # B has the row space of C in its own: where that is all there can be, its rank is known.
@@ -106,7 +106,7 @@ def _reach(
     moved = fixed.clone()
     open_ = fixed < most
     size = (weights * vector_norm(keys, dim=-1).square()).sum(-1).sqrt()
-    lengths = decomposed(svdvals if exact else _singular_by_gram, B[open_])
+    lengths = decompose(svdvals if exact else _singular_by_gram, B[open_])
     moved[open_] = moved[open_].maximum((lengths > unit * size[open_][:, None]).sum(-1))
     smallest = singular.masked_fill(~real, torch.inf).amin(-1)
     condition = torch.where(fixed > 0, singular.amax(-1) / smallest, torch.nan)

@@ -3,11 +3,11 @@
 LAPACK's threads wait for each other by spinning, thousands of times per decomposition. Where another process is busy,
 each wait lasts until the scheduler's next turn: `eigh` of six 384 × 384 matrices takes 0.1 s on one thread and 20 to
 30 s on two. Its results also depend, in their last bits, on the number of threads and on where a matrix starts in
-memory. So decompositions go through `decomposed`:
+memory. So decompositions go through `decompose`:
 
-    eigenvalues, vectors = decomposed(torch.linalg.eigh, gram)              # (..., d, d), any batch axes
-    triangle = decomposed(lambda some: torch.linalg.qr(some, mode="r").R, values)
-    inverse = decomposed(lambda factor: solve_triangular(factor, identity, upper=False), factor)
+    eigenvalues, vectors = decompose(torch.linalg.eigh, gram)              # (..., d, d), any batch axes
+    triangle = decompose(lambda some: torch.linalg.qr(some, mode="r").R, values)
+    inverse = decompose(lambda factor: solve_triangular(factor, identity, upper=False), factor)
 
 Products of large matrices keep all threads: they wait once per product, not once per column.
 """
@@ -36,7 +36,7 @@ _SIDE = 192  # of the products that tell whether threads fight
 _PRODUCTS = 20
 
 
-def decomposed(function: Callable[..., Answer], *matrices: Tensor) -> Answer:
+def decompose(function: Callable[..., Answer], *matrices: Tensor) -> Answer:
     """Apply a function of single matrices to batches of them, on one thread per matrix.
 
     `function` receives some matrices of each batch, with one batch axis (none if there was none), and treats each on
@@ -99,17 +99,17 @@ def _use_one_thread() -> None:
 
 
 @contextmanager
-def calm() -> Iterator[None]:
+def one_thread_if_busy() -> Iterator[None]:
     """Let PyTorch use one thread inside this context where all of them are slower: other processes keep cores busy.
 
     Threads of one product wait for each other, and where one of them waits for a core, all do. What runs in a pool of
-    its own (`independent`) keeps its threads: they wait for nobody.
+    its own (`worker_count`) keeps its threads: they wait for nobody.
     """
-    with one_thread() if useful_threads() < torch.get_num_threads() else nullcontext():
+    with one_thread() if useful_thread_count() < torch.get_num_threads() else nullcontext():
         yield
 
 
-def useful_threads() -> int:
+def useful_thread_count() -> int:
     """Return how many threads PyTorch should use now: all, or one where other processes keep cores busy."""
     usual = torch.get_num_threads()
     return 1 if usual > 1 and _fight(usual) else usual
@@ -120,10 +120,10 @@ def one_thread() -> Iterator[None]:
     """Let PyTorch use one thread inside this context: many small operations one after another.
 
     Threads gain little on each, and lose much where a core is busy: least-norm maps of 72 heads of 55 tokens took 4 s
-    with one thread and 26 s with two, beside one busy process on two cores. Pools (`independent`) keep their threads.
+    with one thread and 26 s with two, beside one busy process on two cores. Pools (`worker_count`) keep their threads.
     """
     usual = torch.get_num_threads()
-    before = _independent.set(independent())
+    before = _independent.set(worker_count())
     torch.set_num_threads(1)
     try:
         yield
@@ -132,7 +132,7 @@ def one_thread() -> Iterator[None]:
         _independent.reset(before)
 
 
-def independent() -> int:
+def worker_count() -> int:
     """Return how many threads may work beside each other on tasks of their own."""
     return _independent.get() or torch.get_num_threads()
 

@@ -20,7 +20,7 @@ import torch
 
 from identikit.checks import known_name, whole_number
 from identikit.errors import InputError, ModelError
-from identikit.maths.threads import useful_threads
+from identikit.maths.threads import useful_thread_count
 from identikit.models.load.load import Recipe
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
@@ -95,7 +95,7 @@ def engine_of(
             others = " and --engine ".join(engines)
             raise InputError(f"{option} is for --engine {others}. Add it, or leave {option} out.")
     started = read_manifest(*opened(folder)) or {"run": {}}
-    each: int = threads or started["run"].get("threads") or useful_threads()
+    each: int = threads or started["run"].get("threads") or useful_thread_count()
     if engine == "ray":
         from identikit.runs.cluster import Cluster
 

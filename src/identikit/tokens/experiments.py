@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from identikit.errors import InputError
-from identikit.maths.neighbours import Nearest, distinct, nearest_in_sentences
+from identikit.maths.neighbours import Nearest, nearest_in_sentences, number_distinct
 from identikit.progress import Progress, silent
 from identikit.shapes import Float, Int, Tensor
 from identikit.tokens.maps import FittedMap
@@ -174,7 +174,7 @@ def measure(
             target = fitted.task.target
             if target not in candidates:
                 vectors = states.targets(fitted.task, layer, device=where)
-                candidates[target] = vectors, distinct(vectors)
+                candidates[target] = vectors, number_distinct(vectors)
             for split in splits:
                 if split != "test" and layer != fitted.layer:
                     continue

@@ -15,7 +15,7 @@ import torch
 from identikit.checks import flag, function, known_name, known_names, shortened
 from identikit.errors import InputError
 from identikit.maths.neighbours import DISTANCES
-from identikit.maths.threads import calm
+from identikit.maths.threads import one_thread_if_busy
 from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
 from identikit.models.text_run import TextRun, run_texts
@@ -37,7 +37,7 @@ _READ_WITH = ("linear", "ridge", "mlp", "naive")  # the first of these that was 
 
 
 @reporting
-@calm()
+@one_thread_if_busy()
 @standard_torch_state()
 def token_identifiability(
     model: Model | None = None,

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from identikit.maths.neighbours import distinct, nearest_in_sentences, paired_distance
-from identikit.maths.threads import decomposed
+from identikit.maths.neighbours import nearest_in_sentences, number_distinct, paired_distance
+from identikit.maths.threads import decompose
 from identikit.progress import Progress, silent
 from identikit.shapes import Float, Int, Tensor
 from identikit.tokens.maps import FittedMap
@@ -25,7 +25,7 @@ class Spectrum(NamedTuple):
 
 def spectra(grams: Sequence[Float[Tensor, "d d"]]) -> list[Spectrum]:
     """Decompose Gram matrices, several at a time."""
-    values, vectors = decomposed(torch.linalg.eigh, torch.stack(list(grams)))
+    values, vectors = decompose(torch.linalg.eigh, torch.stack(list(grams)))
     return list(map(Spectrum, values, vectors))
 
 
@@ -76,7 +76,7 @@ def fit_ridge(
     for done, layer in enumerate(layers, start=1):
         features = states.layer(layer, device=device)
         targets = states.targets(task, layer, device=device)
-        identity = distinct(targets)
+        identity = number_distinct(targets)
         grams = []  # of each set of tokens: E^T E
         crosses = []  # and E^T X
         for rows in summed_rows:

@@ -8,7 +8,7 @@ from tempfile import NamedTemporaryFile
 import torch
 
 from identikit.errors import InputError
-from identikit.maths.neighbours import distinct
+from identikit.maths.neighbours import number_distinct
 from identikit.models.model import Model, Trace
 from identikit.progress import Progress, silent
 from identikit.shapes import Float, Int, Tensor
@@ -55,7 +55,7 @@ class HiddenStates:
     @cached_property
     def identity(self) -> Int[Tensor, " token"]:
         """Which of the dataset's distinct input vectors each token has, as a number."""
-        return distinct(self.inputs)
+        return number_distinct(self.inputs)
 
     @cached_property
     def starts(self) -> Int[Tensor, " sentence"]:

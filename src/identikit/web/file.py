@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from identikit.attention.layer import Layer
 from identikit.errors import InputError
-from identikit.maths.effective import lengths_through
+from identikit.maths.effective import length_factor_of_head
 from identikit.results.files import plain, tensor_file
 from identikit.shapes import Bool, Float, Tensor
 
@@ -62,7 +62,7 @@ def factors(part: Layer, heads: Sequence[int]) -> tuple[dict[str, Tensor], dict[
         coefficients.append(part.factors.coefficients[place].double() @ values[group].mT @ basis)
         lengths = passed[group]
         if part.gate is None:  # a gate differs from query to query: there, the output before it is what is measured
-            lengths = lengths @ lengths_through(part.passed, part.projection, place).to(lengths)
+            lengths = lengths @ length_factor_of_head(part.passed, part.projection, place).to(lengths)
         through.append(basis.mT @ lengths)
     width = max(basis.shape[1] for basis in bases.values())
     basis = torch.stack([F.pad(one, (0, width - one.shape[1])) for one in bases.values()])

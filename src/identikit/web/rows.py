@@ -15,7 +15,7 @@ from identikit.attention.quantities import edges_wanted
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.explanation.result import Explanation
-from identikit.maths.polytope.ascent import certified_bounds
+from identikit.maths.polytope.certified import certified_bounds
 from identikit.maths.polytope.exact import extreme_rows
 from identikit.progress import Progress, silent
 from identikit.results.words import percent, weight
@@ -158,7 +158,7 @@ def _vertices(file: File, attention: EffectiveAttention, places: Sequence[Place]
     keys = widest.indices.flatten()
     objectives = torch.eye(rows.attention.shape[1])[keys].to(rows.attention)
     # One by one, as `alternative_attention` does.
-    ends, lost = extreme_rows(rows.some(each.to(rows.group.device)), objectives[:, None])
+    ends, lost = extreme_rows(rows.select(each.to(rows.group.device)), objectives[:, None])
     movable = (widest.values.flatten() > NARROW) & ~lost.cpu()
     vertices = ends[:, 0, :, :n].cpu()[movable].flatten(0, 1)  # of each edge first the lower end, then the upper
     used = vertices != 0

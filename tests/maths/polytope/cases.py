@@ -3,9 +3,9 @@
 import torch
 from hypothesis import strategies as st
 
-from identikit.maths.polytope.bounds import Bounds, Wanted
+from identikit.maths.polytope.bounds import Bounds, Question
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import Lengths, Polytopes, Rows, decomposed
+from identikit.maths.polytope.rows import Lengths, Polytopes, Rows, decompose_values
 from identikit.maths.visible import visible_from_mask
 
 
@@ -55,11 +55,11 @@ def rows_of(attention, values, visible, rank, through=None, *, sink=False) -> Ro
 def one_row(attention, values) -> Rows:
     """One row that sees all keys; the precision of its values decides their rank."""
     visible = torch.ones(1, len(values), dtype=torch.bool)
-    return rows_of(attention[None].double(), values, visible, decomposed(values[None]).rank)
+    return rows_of(attention[None].double(), values, visible, decompose_values(values[None]).rank)
 
 
-def every_key(rows: Rows, **others) -> Wanted:
-    return Wanted(torch.ones(rows.attention.shape[1], dtype=torch.bool), **others)
+def every_key(rows: Rows, **others) -> Question:
+    return Question(torch.ones(rows.attention.shape[1], dtype=torch.bool), **others)
 
 
 def intervals(attention, values) -> Bounds:

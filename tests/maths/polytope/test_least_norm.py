@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from identikit.maths.polytope import least_norm
-from identikit.maths.polytope.rows import Rows, joined_rows
+from identikit.maths.polytope.rows import Rows, join_rows
 from tests.maths.polytope.cases import rows_of
 from tests.reference import intervals as reference
 
@@ -134,12 +134,12 @@ def test_rows_of_many_heads_at_once_are_those_of_each(monkeypatch):
     """Heads of few and of many rows, in as many portions as fit in memory."""
     shapes = ((3, 8), (20, 5), (2, 12), (30, 4))
     heads = [rows(3 * drawn(many, 30, seed=many), drawn(30, d_v, seed=d_v)) for many, d_v in shapes]
-    together = least_norm.least_norm(joined_rows(heads))
+    together = least_norm.least_norm(join_rows(heads))
     alone = torch.cat([least_norm.least_norm(head) for head in heads])
     torch.testing.assert_close(together, alone, atol=1e-10, rtol=0)
     for room in (1, 2**18):
         monkeypatch.setattr(least_norm, "BYTES", room)
-        torch.testing.assert_close(least_norm.least_norm(joined_rows(heads)), together, atol=1e-10, rtol=0)
+        torch.testing.assert_close(least_norm.least_norm(join_rows(heads)), together, atol=1e-10, rtol=0)
 
 
 def test_few_steps_are_enough_for_most_rows(monkeypatch, fallen):

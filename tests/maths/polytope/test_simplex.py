@@ -12,9 +12,9 @@ from hypothesis import given, settings
 
 from identikit.maths.polytope import cpu, exact, simplex
 from identikit.maths.polytope import rows as polytopes
-from identikit.maths.polytope.bounds import Bounds, Proposed, Wanted, proven_bounds, unbounded
+from identikit.maths.polytope.bounds import Bounds, Proposals, Question, proven_bounds, trivial_bounds
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import Polytopes, Rows, joined_rows
+from identikit.maths.polytope.rows import Polytopes, Rows, join_rows
 from identikit.maths.visible import visible_from_mask
 from tests.maths.polytope.cases import decaying_values, every_key, hard_row, one_row, rank_of, rows_of
 from tests.reference import intervals as reference
@@ -33,7 +33,7 @@ class Case(NamedTuple):
 
     rows: Rows
     values: torch.Tensor
-    wanted: Wanted
+    wanted: Question
     lower: torch.Tensor
     upper: torch.Tensor
     order: list[int]
@@ -127,7 +127,7 @@ def test_every_end_and_the_order_are_those_of_plain_linear_programs(kind, engine
 def test_objectives_of_each_row_are_those_of_plain_linear_programs(kind, engine):
     rows, values = some_rows(kind)
     objectives = torch.randn(len(rows.group), 2, len(values), generator=torch.Generator().manual_seed(3)).double()
-    found = engine(rows, Wanted(objectives=objectives))
+    found = engine(rows, Question(objectives=objectives))
     assert found.gap.max() < exact.GAP
     for index in range(0, len(rows.group), 3):
         seen = rows.visible[index]
@@ -144,7 +144,7 @@ def test_edges_and_groups_asked_together_are_those_asked_apart(kind):
     groups = (torch.rand(4, n, generator=torch.Generator().manual_seed(1)) > 0.7).double()
     together = exact_bounds(rows, every_key(rows, objectives=groups, top=TOP))
     keys = exact_bounds(rows, every_key(rows, top=TOP))
-    apart = exact_bounds(rows, Wanted(objectives=groups))
+    apart = exact_bounds(rows, Question(objectives=groups))
     for end in ("lower", "upper"):
         assert_close(getattr(together, end), torch.cat([getattr(keys, end), getattr(apart, end)], 1), 1e-9)
     assert torch.equal(together.order, keys.order)
@@ -156,7 +156,7 @@ def test_chosen_keys_have_the_ends_of_all_keys_and_others_what_always_holds():
     rows, _, _, lower, upper, _ = case("causal")
     chosen = torch.zeros(30, dtype=torch.bool)
     chosen[[7, 2]] = True
-    found = exact_bounds(rows, Wanted(chosen))
+    found = exact_bounds(rows, Question(chosen))
     assert_close(found.lower[:, chosen], lower[:, :30][:, chosen])
     assert_close(found.upper[:, chosen], upper[:, :30][:, chosen])
     others = rows.visible & rows.free[:, None] & ~chosen
@@ -175,7 +175,7 @@ def test_the_order_of_edges_leaves_out_a_learned_sink(engine):
     edge_weights = attention[0, :5].numpy()
     expected = reference.certain_order(edge_weights, values[:5].numpy(), TOP, reference.sink_optimum)
     assert expected == 2
-    assert engine(rows, Wanted(edges, top=TOP)).order.tolist() == [expected]
+    assert engine(rows, Question(edges, top=TOP)).order.tolist() == [expected]
 
 
 @given(hard_row())
@@ -184,7 +184,7 @@ def test_rows_with_ties_zeros_and_lost_rank(row):
     """Such rows may be too degenerate for the compiled method; they are then handed on, and come out right."""
     attention, values = row
     some = one_row(attention, values)
-    found = exact_bounds(joined_rows([some] * 3), every_key(some, top=TOP))
+    found = exact_bounds(join_rows([some] * 3), every_key(some, top=TOP))
     lower, upper = reference.intervals(attention.numpy(), values.numpy())
     for index in range(3):
         np.testing.assert_allclose(found.lower[index], lower, atol=1e-7)
@@ -206,7 +206,7 @@ def test_without_a_compiler_every_end_is_a_plain_program(monkeypatch):
 
 def nonsense(rows, wanted, *, both=True, vertices=False, size=1.0):
     """Propose random vectors, some of them not finite, with what the rows themselves attain."""
-    proposed = Proposed.nothing(rows, wanted, vertices=vertices)
+    proposed = Proposals.empty(rows, wanted, vertices=vertices)
     generator = torch.Generator().manual_seed(0)
     for duals in (proposed.upper, proposed.lower):
         duals.copy_(size * torch.randn(duals.shape, generator=generator, dtype=duals.dtype))
@@ -226,7 +226,7 @@ def given_up(rows, wanted, **options):
 def test_a_solver_that_proposes_nonsense_gives_valid_wide_bounds(kind, size):
     rows, _, wanted, lower, upper, _ = case(kind)
     found = proven_bounds(rows, wanted, nonsense(rows, wanted, size=size))
-    known = unbounded(rows, wanted)
+    known = trivial_bounds(rows, wanted)
     assert (known.lower <= found.lower).all() and (found.upper <= known.upper).all()
     assert (found.lower <= lower + 1e-9).all() and (upper - 1e-9 <= found.upper).all()
     assert (lower - found.lower <= found.gap + 1e-9).all() and (found.upper - upper <= found.gap + 1e-9).all()
@@ -238,8 +238,8 @@ def test_what_is_known_unsolved_is_the_least_and_the_greatest_of_a_visible_key(s
     rows, _, _, _, _, _ = case("window")
     count, n = rows.attention.shape
     drawn = torch.randn(1 if shared else count, 3, n, generator=torch.Generator().manual_seed(0)).double()
-    wanted = Wanted(torch.ones(n, dtype=torch.bool), drawn[0] if shared else drawn)
-    known = unbounded(rows, wanted)
+    wanted = Question(torch.ones(n, dtype=torch.bool), drawn[0] if shared else drawn)
+    known = trivial_bounds(rows, wanted)
     for row in rows.free.nonzero()[:, 0].tolist():
         every = torch.cat([torch.eye(n).double(), drawn[0 if shared else row]])[:, rows.visible[row]]
         assert torch.equal(known.lower[row], every.amin(1)) and torch.equal(known.upper[row], every.amax(1))
@@ -255,7 +255,7 @@ def test_what_is_known_unsolved_takes_no_cube_of_memory():
     basis = torch.ones(1, n, 1, dtype=torch.float64)
     group = torch.zeros(2 * n, dtype=torch.long)
     rows = Rows(one.expand(2 * n, n), seen, group, basis, basis[:, 0], free.double(), free, free[:1])
-    known = unbounded(rows, Wanted(seen[0]))
+    known = trivial_bounds(rows, Question(seen[0]))
     assert float(known.lower.max()) == 0 and float(known.upper.min()) == 1
 
 
@@ -278,8 +278,8 @@ def test_plain_programs_end_with_the_time(monkeypatch):
     rows = case("random")[0]
     monkeypatch.setattr(exact, "_solvers", lambda rows: [cpu.propose_plainly])
     keys = torch.ones(rows.attention.shape[1], dtype=torch.bool)
-    late = exact_bounds(rows, Wanted(keys, until=time.monotonic() - 1))
-    soon = exact_bounds(rows, Wanted(keys, until=time.monotonic() + 100))
+    late = exact_bounds(rows, Question(keys, until=time.monotonic() - 1))
+    soon = exact_bounds(rows, Question(keys, until=time.monotonic() + 100))
     assert rows.free.any()
     assert late.gap[rows.free].isnan().any(-1).all()
     assert not soon.gap[rows.free].isnan().any()
@@ -296,7 +296,7 @@ def test_what_a_vertex_missed_counts_into_the_gap(monkeypatch):
         return found._replace(greatest=found.greatest + found.missed(found.upper))
 
     monkeypatch.setattr(exact, "_solvers", lambda rows: [off])
-    bound, gap = exact.greatest(rows, wanted.objectives.reshape(1, 2, -1))
+    bound, gap = exact.maxima(rows, wanted.objectives.reshape(1, 2, -1))
     assert (bound - upper[:, len(values) :] <= gap + 1e-9).all() and (bound >= upper[:, len(values) :] - 1e-9).all()
 
 
@@ -306,8 +306,8 @@ def test_what_a_vertex_missed_counts_into_the_gap(monkeypatch):
 def test_query_heads_that_share_values_are_decomposed_once(monkeypatch):
     """One call for all key-value heads of a layer; a row whose rank is its own adds one, however often it is asked."""
     calls = []
-    decompose = polytopes.decomposed
-    monkeypatch.setattr(polytopes, "decomposed", lambda values: calls.append(values.shape) or decompose(values))
+    decompose = polytopes.decompose_values
+    monkeypatch.setattr(polytopes, "decompose_values", lambda values: calls.append(values.shape) or decompose(values))
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(2, 12, 4, generator=generator, dtype=torch.float64)
     values[1, 1:6] = values[1, :1]  # early rows of the second head see one value only
@@ -336,7 +336,7 @@ def test_rows_that_do_not_see_a_huge_value_keep_the_directions_it_drowns():
     attention /= attention.sum(-1, keepdim=True)
     some = rows_of(attention, values, visible, torch.tensor([7, 8]))
     alone = rows_of(attention[1:], values, visible[1:], torch.tensor([8]))
-    found = exact_bounds(joined_rows([some, some]), every_key(some))
+    found = exact_bounds(join_rows([some, some]), every_key(some))
     expected = exact_bounds(alone, every_key(alone))
     assert_close(found.lower[1], expected.lower[0])
     assert_close(found.upper[1], expected.upper[0])
@@ -361,11 +361,11 @@ def test_objectives_with_few_rows_are_shared_out_on_a_gpu_and_stay_the_same():
     from identikit.maths.polytope import cuda
 
     rows = Rows(*(part.cuda() for part in some_rows("causal")[0]))
-    wanted = Wanted(objectives=torch.randn(50, 30, generator=torch.Generator().manual_seed(2)).double().cuda())
+    wanted = Question(objectives=torch.randn(50, 30, generator=torch.Generator().manual_seed(2)).double().cuda())
     assert cuda._blocks(rows, wanted) == 6
     apart = cuda.propose(rows, wanted, vertices=True)
     free = rows.free.nonzero()[:, 0]
-    together = cuda._solved(rows.some(free), wanted, both=True, vertices=True)
+    together = cuda._solved(rows.select(free), wanted, both=True, vertices=True)
     assert_close(apart.greatest[free], together.greatest, 1e-10)
     assert_close(apart.least[free], together.least, 1e-10)
     assert apart.vertices.shape == (len(rows.group), 50, 2, 30)

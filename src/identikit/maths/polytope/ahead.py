@@ -20,7 +20,7 @@ def compile_ahead() -> None:
     """Start to compile, where nothing that was compiled is kept and there is a core to spare."""
     kept = os.environ.get("NUMBA_CACHE_DIR")
     folder = Path(__file__).parent / "__pycache__" if kept is None else Path(kept)
-    if find_spec("numba") is None or (os.cpu_count() or 1) < 2 or any(folder.rglob("simplex.solve-*.nbi")):
+    if find_spec("numba") is None or (os.cpu_count() or 1) < 2 or any(folder.rglob("simplex.solve_rows-*.nbi")):
         return
     nothing = subprocess.DEVNULL
     _compiling.append(subprocess.Popen([sys.executable, "-c", _COMPILE], stdin=nothing, stdout=nothing, stderr=nothing))
@@ -31,7 +31,7 @@ def is_compiling() -> bool:
     return any(process.poll() is None for process in _compiling)
 
 
-def compiled() -> None:
+def wait_for_compiler() -> None:
     """Wait until what was started ahead is there; if it failed, this process compiles."""
     while _compiling:
         _compiling.pop().wait()

@@ -22,7 +22,7 @@ from identikit.shapes import Bool, Float, Int, Tensor
 _IN_CACHE = 2**20  # bytes that a core reads again without going to memory
 
 
-def fitting(rows: Rows, numbers: int) -> int:
+def rows_at_once(rows: Rows, numbers: int) -> int:
     """Return how many rows are worked on at a time, each with so many numbers; a GPU needs many to be busy."""
     room = BYTES
     if rows.attention.is_cuda:
@@ -30,7 +30,7 @@ def fitting(rows: Rows, numbers: int) -> int:
     return max(1, room // (8 * max(1, numbers)))
 
 
-class Wanted(NamedTuple):
+class Question(NamedTuple):
     """What is asked of every row: the weights of keys, other quantities $c \\cdot a'$, and the order of strong edges.
 
     - `keys`: the keys whose weights are bounded; None: none
@@ -55,7 +55,7 @@ class Wanted(NamedTuple):
         unit = torch.eye(n).to(rows.attention).expand(len(objectives), n, n)
         return torch.cat([unit, objectives], dim=1)
 
-    def scaled(self) -> tuple["Wanted", Float[Tensor, "_ quantity"] | None]:
+    def normalised(self) -> tuple["Question", Float[Tensor, "_ quantity"] | None]:
         """Ask for objectives whose largest number is 1, as solvers compare with fixed tolerances; and return the sizes.
 
         None where there are no objectives.
@@ -67,7 +67,7 @@ class Wanted(NamedTuple):
         size = torch.where(size > 0, size, 1.0)
         return self._replace(objectives=objectives / size[..., None]), size
 
-    def of_rows(self, chosen: Tensor) -> "Wanted":
+    def select(self, chosen: Tensor) -> "Question":
         """Return what is asked of some rows."""
         if self.objectives is None or self.objectives.ndim == 2 or len(self.objectives) == 1:
             return self
@@ -90,14 +90,14 @@ class Bounds(NamedTuple):
     gap: Float[Tensor, "row quantity"]
     order: Int[Tensor, "row"]
 
-    def times(self, size: Float[Tensor, "_ objective"]) -> "Bounds":
+    def rescaled(self, size: Float[Tensor, "_ objective"]) -> "Bounds":
         """Return the bounds of objectives that are so many times as large; they come after the weights of keys."""
         size = torch.cat([size.new_ones(len(size), self.lower.shape[1] - size.shape[1]), size], dim=1)
         size = size.to(self.lower)
         return Bounds(self.lower * size, self.upper * size, self.gap * size, self.order)
 
 
-def unbounded(rows: Rows, wanted: Wanted) -> Bounds:
+def trivial_bounds(rows: Rows, wanted: Question) -> Bounds:
     """Return what is known without solving anything: the least and the greatest $c$ of a visible key.
 
     Where the row is the only attention with its output, both ends are its own.
@@ -134,7 +134,7 @@ def _reach(
     return ends[0, row], ends[1, row]
 
 
-class Proposed(NamedTuple):
+class Proposals(NamedTuple):
     """What a solver proposes for each row: dual vectors to prove ends with, and what its vertices attain.
 
     - `upper`, `lower`: vectors $y$ for the greatest and the least of each quantity
@@ -162,7 +162,7 @@ class Proposed(NamedTuple):
         return self.off[:, None] * y.nan_to_num(0.0, 0.0, 0.0).abs().sum(-1)
 
     @classmethod
-    def nothing(cls, rows: Rows, wanted: Wanted, *, vertices: bool = False) -> "Proposed":
+    def empty(cls, rows: Rows, wanted: Question, *, vertices: bool = False) -> "Proposals":
         """Return what is proposed before anything is solved: vectors of 0, and the row's own attention."""
         own = (rows.attention[:, None] @ wanted.all_objectives(rows).mT)[:, 0]
         count, n = rows.attention.shape
@@ -174,9 +174,9 @@ class Proposed(NamedTuple):
         return cls(zero, zero.clone(), own, own.clone(), own.new_zeros(count), ahead, shown, failed)
 
 
-def proven_bounds(rows: Rows, wanted: Wanted, proposed: Proposed) -> Bounds:
+def proven_bounds(rows: Rows, wanted: Question, proposed: Proposals) -> Bounds:
     """Prove the ends that a solver proposes; rows it did not solve keep bounds that hold for any attention."""
-    known = unbounded(rows, wanted)
+    known = trivial_bounds(rows, wanted)
     c = wanted.all_objectives(rows)
     own = (rows.attention[:, None] @ c.mT)[:, 0]
     upper = proven_maximum(rows, c, proposed.upper).minimum(known.upper)
@@ -215,7 +215,7 @@ def proven_maximum(
     margin = 2 * (keys + rank + 8) * torch.finfo(torch.float64).eps
     hidden = ~rows.visible
     bound = torch.empty(y.shape[:2], dtype=torch.float64, device=y.device)
-    fits = fitting(rows, 2 * y.shape[1] * keys)
+    fits = rows_at_once(rows, 2 * y.shape[1] * keys)
     for group, every in rows.by_group():
         for start in range(every.start, every.stop, fits):
             some = slice(start, min(every.stop, start + fits))
@@ -231,7 +231,7 @@ def proven_maximum(
     return bound
 
 
-def ordered(rows: Rows, wanted: Wanted, bounds: Bounds) -> Bounds:
+def with_order(rows: Rows, wanted: Question, bounds: Bounds) -> Bounds:
     """Read from the ends of asked keys how many of the strongest, up to `top`, are certainly in that order."""
     assert wanted.keys is not None
     n = rows.attention.shape[1]

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from identikit.maths.polytope.ahead import compiled
-from identikit.maths.polytope.bounds import Proposed, Wanted, strongest_keys
+from identikit.maths.polytope.ahead import wait_for_compiler
+from identikit.maths.polytope.bounds import Proposals, Question, strongest_keys
 from identikit.maths.polytope.rows import Rows
 from identikit.maths.polytope.simplex_state import RowTask
-from identikit.maths.threads import independent
+from identikit.maths.threads import worker_count
 from identikit.shapes import Float, Tensor
 
 _TOLERANCES = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}  # the smallest accepted
@@ -23,17 +23,17 @@ _AT_ONCE = 8  # rows that a thread takes at a time, some milliseconds each
 _DEPENDENT = 1e-10  # of the largest singular value of an orthonormal basis at the visible keys
 
 
-def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
-    """Solve what is asked of every free row with the method of `simplex`, on threads of their own; see `Proposed`.
+def propose(rows: Rows, wanted: Question, *, both: bool = True, vertices: bool = False) -> Proposals:
+    """Solve what is asked of every free row with the method of `simplex`, on threads of their own; see `Proposals`.
 
     Without `both`, only the greatest of each objective is found.
     """
-    compiled()
-    from identikit.maths.polytope.simplex import solve
+    wait_for_compiler()
+    from identikit.maths.polytope.simplex import solve_rows
 
     device = rows.attention.device
     rows = Rows(*(part.cpu().contiguous() for part in rows))
-    found = Proposed.nothing(rows, wanted, vertices=vertices)
+    found = Proposals.empty(rows, wanted, vertices=vertices)
     asked = torch.zeros(0, dtype=torch.bool) if wanted.keys is None else wanted.keys.cpu()
     among = rows.visible if wanted.keys is None else rows.visible & asked
     task = RowTask(
@@ -48,21 +48,21 @@ def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = F
         both,
     )
     arrays: list[Any] = [part.numpy() for part in found]
-    proposed = Proposed(*arrays)
-    with ThreadPoolExecutor(independent()) as pool:
-        list(pool.map(lambda some: solve(task, proposed, some.numpy()), rows.free.nonzero()[:, 0].split(_AT_ONCE)))
-    return Proposed(*(part.to(device) for part in found))
+    proposed = Proposals(*arrays)
+    with ThreadPoolExecutor(worker_count()) as pool:
+        list(pool.map(lambda some: solve_rows(task, proposed, some.numpy()), rows.free.nonzero()[:, 0].split(_AT_ONCE)))
+    return Proposals(*(part.to(device) for part in found))
 
 
-def propose_plainly(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
+def propose_plainly(rows: Rows, wanted: Question, *, both: bool = True, vertices: bool = False) -> Proposals:
     """Solve what is asked of every free row, one linear program per end; see `propose`."""
-    found = Proposed.nothing(rows, wanted, vertices=vertices)
+    found = Proposals.empty(rows, wanted, vertices=vertices)
     for index in rows.free.nonzero()[:, 0].tolist():
         found.failed[index] = not _solve_row(rows, wanted, found, index, both)
     return found
 
 
-def _solve_row(rows: Rows, wanted: Wanted, found: Proposed, index: int, both: bool) -> bool:
+def _solve_row(rows: Rows, wanted: Question, found: Proposals, index: int, both: bool) -> bool:
     """Write what is found for one row; returns whether every program was solved, in time."""
     attention = rows.attention[index]
     basis = rows.basis[rows.group[index]]
@@ -75,7 +75,7 @@ def _solve_row(rows: Rows, wanted: Wanted, found: Proposed, index: int, both: bo
     if wanted.keys is not None:
         among = among & wanted.keys.to(among.device)  # a learned sink is visible, and not asked for
         asked[:first] = among[0].cpu()
-    strongest = strongest_keys(rows.some(torch.tensor([index])), among)[0, : wanted.top]
+    strongest = strongest_keys(rows.select(torch.tensor([index])), among)[0, : wanted.top]
     for quantity in asked.nonzero()[:, 0].tolist():
         c = objectives[0 if len(objectives) == 1 else index, quantity]
         if time.monotonic() > wanted.until:

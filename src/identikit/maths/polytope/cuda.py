@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from identikit.maths.polytope.bounds import Proposed, Wanted, fitting, strongest_keys
+from identikit.maths.polytope.bounds import Proposals, Question, rows_at_once, strongest_keys
 from identikit.maths.polytope.rows import Rows
 from identikit.shapes import Float, Tensor
 
@@ -264,14 +264,14 @@ class _State(NamedTuple):
     zero: Tensor
 
 
-def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
+def propose(rows: Rows, wanted: Question, *, both: bool = True, vertices: bool = False) -> Proposals:
     """Solve what is asked of every free row; see `cpu.propose`."""
-    found = Proposed.nothing(rows, wanted, vertices=vertices)
+    found = Proposals.empty(rows, wanted, vertices=vertices)
     free = rows.free.nonzero()[:, 0]
     if not len(free):
         return found
-    some = rows.some(free)
-    asked = wanted.of_rows(free)
+    some = rows.select(free)
+    asked = wanted.select(free)
     blocks = _blocks(some, asked)
     solve = _solved if blocks == 1 else partial(_solved_in_parts, blocks)
     for every, solved in zip(found, solve(some, asked, both=both, vertices=vertices), strict=True):
@@ -279,32 +279,32 @@ def propose(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = F
     return found
 
 
-def _blocks(rows: Rows, wanted: Wanted) -> int:
+def _blocks(rows: Rows, wanted: Question) -> int:
     """Return how many blocks of threads solve the objectives of one row; few rows would leave the GPU idle."""
     if wanted.keys is not None or wanted.objectives is None or wanted.top:
         return 1
     quantities, n = wanted.objectives.shape[-2:]
     count = len(rows.group)
-    if count > fitting(rows, 4 * quantities * n):  # each row has objectives of its own then
+    if count > rows_at_once(rows, 4 * quantities * n):  # each row has objectives of its own then
         return 1
     return max(1, min(_BLOCKS // count, quantities // _SHARE))
 
 
-def _solved_in_parts(blocks: int, rows: Rows, wanted: Wanted, *, both: bool, vertices: bool) -> Proposed:
+def _solved_in_parts(blocks: int, rows: Rows, wanted: Question, *, both: bool, vertices: bool) -> Proposals:
     """Solve free rows, each by several blocks of threads, which share out its objectives."""
     objectives = wanted.all_objectives(rows)
     count = len(rows.group)
     quantities = objectives.shape[1]
     each = -(-quantities // blocks)
     parts = F.pad(objectives, (0, 0, 0, blocks * each - quantities)).unflatten(1, (blocks, each))
-    repeated = rows.some(torch.arange(count, device=rows.group.device).repeat_interleave(blocks))
-    own = Wanted(objectives=parts.expand(count, -1, -1, -1).flatten(0, 1))
+    repeated = rows.select(torch.arange(count, device=rows.group.device).repeat_interleave(blocks))
+    own = Question(objectives=parts.expand(count, -1, -1, -1).flatten(0, 1))
     found = _solved(repeated, own, both=both, vertices=vertices)
 
     def together(part: Tensor) -> Tensor:
         return part.unflatten(0, (count, blocks)).flatten(1, 2)[:, :quantities]
 
-    return Proposed(
+    return Proposals(
         upper=together(found.upper),
         lower=together(found.lower),
         greatest=together(found.greatest),
@@ -316,9 +316,9 @@ def _solved_in_parts(blocks: int, rows: Rows, wanted: Wanted, *, both: bool, ver
     )
 
 
-def _solved(rows: Rows, wanted: Wanted, *, both: bool, vertices: bool) -> Proposed:
+def _solved(rows: Rows, wanted: Question, *, both: bool, vertices: bool) -> Proposals:
     """Solve rows that are all free, a block of threads each."""
-    found = Proposed.nothing(rows, wanted, vertices=vertices)
+    found = Proposals.empty(rows, wanted, vertices=vertices)
     n = rows.attention.shape[1]
     keys = 0 if wanted.keys is None else n
     if wanted.keys is not None:
@@ -333,7 +333,7 @@ def _solved(rows: Rows, wanted: Wanted, *, both: bool, vertices: bool) -> Propos
     return found
 
 
-def _started(rows: Rows, wanted: Wanted) -> tuple[_State, Tensor]:
+def _started(rows: Rows, wanted: Question) -> tuple[_State, Tensor]:
     """Return the state before the first step: the artificial columns are the basis; and their signs."""
     right = rows.right
     count, rank = right.shape
@@ -353,7 +353,7 @@ def _started(rows: Rows, wanted: Wanted) -> tuple[_State, Tensor]:
     return work, sign
 
 
-def _run(work: _State, sign: Tensor, found: Proposed, settings: tuple[int, ...]) -> Float[Tensor, "row"]:
+def _run(work: _State, sign: Tensor, found: Proposals, settings: tuple[int, ...]) -> Float[Tensor, "row"]:
     """Let all rows make their steps; return how far each row's vertices were from its set, by the constraints."""
     count, n = work.visible.shape
     rank = work.right.shape[1]

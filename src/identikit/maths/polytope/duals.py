@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from identikit.maths.polytope.bounds import Wanted
+from identikit.maths.polytope.bounds import Question
 from identikit.maths.polytope.exact import proposals
 from identikit.maths.polytope.rows import Rows
 from identikit.maths.threads import one_thread
@@ -27,7 +27,7 @@ class Ends(NamedTuple):
 
 
 @one_thread()
-def proposed_ends(
+def propose_ends(
     rows: Rows, values: list[Float[Tensor, "key d_v"]], low: Float[Tensor, "row key"], high: Float[Tensor, "row key"]
 ) -> list[Ends]:
     r"""Return for each row what bounds the least of `low` · a' and the greatest of `high` · a', and what attains them.
@@ -37,7 +37,7 @@ def proposed_ends(
     """
     rows = Rows(*(part.cpu() for part in rows))
     objectives = torch.stack([low, high], dim=1)
-    wanted, size = Wanted(objectives=objectives).scaled()
+    wanted, size = Question(objectives=objectives).normalised()
     assert size is not None
     assert wanted.objectives is not None
     proposed = proposals(rows, wanted.objectives)

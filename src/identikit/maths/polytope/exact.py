@@ -10,13 +10,13 @@ import torch
 from identikit.maths.measures import TIE, certain_order
 from identikit.maths.polytope.bounds import (
     Bounds,
-    Proposed,
-    Wanted,
-    fitting,
+    Proposals,
+    Question,
     proven_bounds,
     proven_maximum,
+    rows_at_once,
     strongest_keys,
-    unbounded,
+    trivial_bounds,
 )
 from identikit.maths.polytope.cpu import propose, propose_plainly
 from identikit.maths.polytope.rows import Rows
@@ -24,32 +24,32 @@ from identikit.maths.threads import one_thread
 from identikit.shapes import Bool, Float, Int, Tensor
 
 GAP = 1e-8  # an exact end whose gap is larger is computed again
-FIRST = {"cpu": 1, "cuda": 1024}  # in the first portion of what is done against the clock; later ones grow
+FIRST_PORTION = {"cpu": 1, "cuda": 1024}  # in the first portion of what is done against the clock; later ones grow
 _LONGEST = 10.0  # seconds between looks at the clock, about
 
-Solver = Callable[..., Proposed]
+Solver = Callable[..., Proposals]
 
 
 @one_thread()
-def exact_bounds(rows: Rows, wanted: Wanted) -> Bounds:
+def exact_bounds(rows: Rows, wanted: Question) -> Bounds:
     """Find the least and the greatest of what is asked of every row, and the certain order of its strongest edges.
 
     Rows go to compiled code, on the GPU where they are there. Ends that are not proven to `GAP` are solved again, one
     plain linear program each, and keep what holds for any attention if that fails as well.
     """
-    wanted, size = wanted.scaled()
-    bounds = unbounded(rows, wanted)
+    wanted, size = wanted.normalised()
+    bounds = trivial_bounds(rows, wanted)
     duals = 2 * bounds.lower.shape[1] * rows.basis.shape[2]
     free = rows.free.nonzero()[:, 0]
-    for chosen in free.split(fitting(rows, duals)) if len(free) else ():
-        part = _bounds_of(rows.some(chosen), wanted.of_rows(chosen))
+    for chosen in free.split(rows_at_once(rows, duals)) if len(free) else ():
+        part = _bounds_of(rows.select(chosen), wanted.select(chosen))
         for every, some in zip(bounds, part, strict=True):
             every[chosen] = some
-    return bounds if size is None else bounds.times(size)
+    return bounds if size is None else bounds.rescaled(size)
 
 
 @one_thread()
-def greatest(
+def maxima(
     rows: Rows, objectives: Float[Tensor, "_ quantity key"], *, until: float = math.inf
 ) -> tuple[Float[Tensor, "row quantity"], Float[Tensor, "row quantity"]]:
     """Find the greatest of objectives, shared by all rows or given for each: a proven bound, and its gap.
@@ -57,21 +57,21 @@ def greatest(
     The gap is at most how far the bound is from what some attention of the row's set attains. Rows that are not
     reached `until` then, on the monotonic clock, keep the greatest that any attention could have, and a gap of NaN.
     """
-    wanted = Wanted(objectives=objectives.to(rows.attention), until=until)
+    wanted = Question(objectives=objectives.to(rows.attention), until=until)
     if time.monotonic() >= until:
-        known = unbounded(rows, wanted)
+        known = trivial_bounds(rows, wanted)
         return known.upper, known.gap
-    wanted, size = wanted.scaled()
+    wanted, size = wanted.normalised()
     assert size is not None
     c = wanted.all_objectives(rows)
     own = (rows.attention[:, None] @ c.mT)[:, 0]
-    known = unbounded(rows, wanted)
+    known = trivial_bounds(rows, wanted)
     bound = known.upper
     gap = known.gap
     free = rows.free.nonzero()[:, 0]
-    for chosen in paced(free, until, most=fitting(rows, 2 * c.shape[1] * rows.basis.shape[2])):
-        some = rows.some(chosen)
-        asked = wanted.of_rows(chosen)
+    for chosen in portions_in_time(free, until, most=rows_at_once(rows, 2 * c.shape[1] * rows.basis.shape[2])):
+        some = rows.select(chosen)
+        asked = wanted.select(chosen)
         proposed = _solved(some, asked, both=False)
         reached = proposed.greatest - proposed.missed(proposed.upper)
         attained = torch.where(proposed.failed[:, None], own[chosen], reached)
@@ -81,7 +81,7 @@ def greatest(
     return bound * size, gap * size
 
 
-def paced(
+def portions_in_time(
     places: Int[Tensor, "some"],
     until: float,
     *,
@@ -95,7 +95,7 @@ def paced(
     Their sizes decide the last bits of what is computed; where that must be `repeatable`, they do not follow the pace.
     """
     most = len(places) if most is None else most
-    size = float(first or (most if until == math.inf else FIRST[places.device.type]))
+    size = float(first or (most if until == math.inf else FIRST_PORTION[places.device.type]))
     done = 0
     while done < len(places) and size >= 1 and time.monotonic() < until:
         begun = time.monotonic()
@@ -110,9 +110,9 @@ def paced(
 
 
 @one_thread()
-def proposals(rows: Rows, objectives: Float[Tensor, "row quantity key"]) -> Proposed:
+def proposals(rows: Rows, objectives: Float[Tensor, "row quantity key"]) -> Proposals:
     """Return what solvers propose for the ends of each row's objectives: dual vectors, and vertices."""
-    return _solved(rows, Wanted(objectives=objectives), vertices=True)
+    return _solved(rows, Question(objectives=objectives), vertices=True)
 
 
 @one_thread()
@@ -154,11 +154,11 @@ def compile_solver(device: torch.device) -> None:
     output = third[:, 0]
     basis = third[:1, :, None] * 3**0.5
     rows = Rows(third, seen, first, basis, output[:, None] * torch.inf, output, seen[:, 0], seen[:, 0])
-    exact_bounds(rows, Wanted(seen[0], third[:, :] * 3, top=2))
+    exact_bounds(rows, Question(seen[0], third[:, :] * 3, top=2))
     extreme_rows(rows, third[None] * 3)
 
 
-def _bounds_of(rows: Rows, wanted: Wanted) -> Bounds:
+def _bounds_of(rows: Rows, wanted: Question) -> Bounds:
     """Bound rows that are all free."""
     proposed = _solved(rows, wanted)
     bounds = proven_bounds(rows, wanted, proposed)
@@ -166,8 +166,8 @@ def _bounds_of(rows: Rows, wanted: Wanted) -> Bounds:
         loose = ((bounds.gap > GAP) & ~proposed.failed[:, None]).any(-1).nonzero()[:, 0]
         if not len(loose):
             break
-        some = rows.some(loose)  # of two proofs the better counts, end by end; the smaller gap holds for it
-        asked = wanted.of_rows(loose)
+        some = rows.select(loose)  # of two proofs the better counts, end by end; the smaller gap holds for it
+        asked = wanted.select(loose)
         again = proven_bounds(some, asked, other(some, asked))
         bounds.lower[loose] = torch.maximum(bounds.lower[loose], again.lower)
         bounds.upper[loose] = torch.minimum(bounds.upper[loose], again.upper)
@@ -177,7 +177,7 @@ def _bounds_of(rows: Rows, wanted: Wanted) -> Bounds:
     return bounds._replace(order=_certain_order(rows, wanted, bounds, proposed.ahead))
 
 
-def _solved(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = False) -> Proposed:
+def _solved(rows: Rows, wanted: Question, *, both: bool = True, vertices: bool = False) -> Proposals:
     """Return what the first solver proposes, and for rows that it gives up what the next ones do."""
     first, *others = _solvers(rows) or [_nothing]
     proposed = first(rows, wanted, both=both, vertices=vertices)
@@ -185,19 +185,19 @@ def _solved(rows: Rows, wanted: Wanted, *, both: bool = True, vertices: bool = F
         failed = proposed.failed.nonzero()[:, 0]
         if not len(failed):
             break
-        again = solver(rows.some(failed), wanted.of_rows(failed), both=both, vertices=vertices)
+        again = solver(rows.select(failed), wanted.select(failed), both=both, vertices=vertices)
         for every, some in zip(proposed, again, strict=True):
             every[failed] = some.to(every)
     return proposed
 
 
-def _nothing(rows: Rows, wanted: Wanted, *, both: bool, vertices: bool) -> Proposed:
+def _nothing(rows: Rows, wanted: Question, *, both: bool, vertices: bool) -> Proposals:
     """Solve no row."""
-    return Proposed.nothing(rows, wanted, vertices=vertices)._replace(failed=rows.free.clone())
+    return Proposals.empty(rows, wanted, vertices=vertices)._replace(failed=rows.free.clone())
 
 
 def _certain_order(
-    rows: Rows, wanted: Wanted, bounds: Bounds, ahead: Float[Tensor, "row top key"]
+    rows: Rows, wanted: Question, bounds: Bounds, ahead: Float[Tensor, "row top key"]
 ) -> Int[Tensor, "row"]:
     """Count the strongest asked edges, up to `top`, whose order is the same in the row's whole set; -1: not decided.
 
@@ -214,7 +214,7 @@ def _certain_order(
         most = ahead[row, place, second]
         gap = torch.zeros_like(most)
         left = (most <= TIE).nonzero()[:, 0]
-        most[left], gap[left] = apart(rows, row[left], first[left], second[left])
+        most[left], gap[left] = greatest_lead(rows, row[left], first[left], second[left])
         return most, gap
 
     ends = bounds.lower[:, :n], bounds.upper[:, :n]
@@ -222,7 +222,7 @@ def _certain_order(
     return order.sources.masked_fill(~known, -1)
 
 
-def apart(
+def greatest_lead(
     rows: Rows,
     row: Int[Tensor, "pair"],
     first: Int[Tensor, "pair"],
@@ -234,5 +234,5 @@ def apart(
     every = torch.arange(len(row), device=row.device)
     for key, sign in ((first, -1.0), (second, 1.0)):
         objectives[every, key] = sign if scales is None else sign * scales[every, key]
-    bound, gap = greatest(rows.some(row), objectives[:, None])
+    bound, gap = maxima(rows.select(row), objectives[:, None])
     return bound[:, 0], gap[:, 0]

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from identikit.errors import IdentikitError
 from identikit.maths.linalg import BYTES
 from identikit.maths.polytope.interior import Space, State, follow
-from identikit.maths.polytope.rows import Rows, decomposed
+from identikit.maths.polytope.rows import Rows, decompose_values
 from identikit.maths.threads import one_thread
 from identikit.shapes import Bool, Float, Int, Tensor
 
@@ -77,7 +77,7 @@ def _divided(rows: Rows, chosen: Int[Tensor, "some"]) -> Iterator[_Sets]:
     numbers_of_row = 3 * width * width + 16 * n
     longest = max(1, BYTES // (8 * numbers_of_row))
     by_size: dict[int, list[tuple[int, Tensor]]] = {}
-    for group, some in rows.some(chosen).by_group():
+    for group, some in rows.select(chosen).by_group():
         for places in chosen[some].split(longest):
             by_size.setdefault(len(places).bit_length(), []).append((group, places))
     for size, sets in by_size.items():
@@ -189,7 +189,7 @@ def _alone(rows: Rows, row: int) -> Float[Tensor, "key"]:
     keys = rows.visible[row].nonzero()[:, 0]
     n = len(keys)
     weights = rows.attention[row, keys].cpu()
-    U = decomposed(rows.basis[rows.group[row], keys][None]).basis()[0].numpy()  # independent at these keys
+    U = decompose_values(rows.basis[rows.group[row], keys][None]).basis()[0].numpy()  # independent at these keys
     right = U.T @ (weights / weights.sum()).numpy()
     system = np.concatenate([_PENALTY * U.T, np.eye(n)])
     target = right.copy()

@@ -71,7 +71,7 @@ class Rows(NamedTuple):
             for group, count, stop in zip(groups.tolist(), counts.tolist(), stops, strict=True)
         ]
 
-    def some(self, chosen: Tensor) -> "Rows":
+    def select(self, chosen: Tensor) -> "Rows":
         """Return the chosen rows (positions in order, or a mask) with all bases."""
         return self._replace(
             attention=self.attention[chosen],
@@ -82,7 +82,7 @@ class Rows(NamedTuple):
         )
 
 
-class Decomposed(NamedTuple):
+class DecomposedValues(NamedTuple):
     r"""Centred values of several heads, $V - 1\mu^\top = L S R^\top$, without what is rounding.
 
     - `left`: $L$, its columns beyond a head's rank 0; `mixed`: $S R^\top$, its rows beyond the rank 0
@@ -106,7 +106,7 @@ class Decomposed(NamedTuple):
         `through` is $R^\top$ with $H^\top = QR$, so that $VR^\top$ has the lengths of $T = VH$.
         """
         rank = int(self.left[head].any(0).sum())
-        turn, scale, _ = threads.decomposed(_thin_svd, self.mixed[head, :rank] @ through.cpu().double())
+        turn, scale, _ = threads.decompose(_thin_svd, self.mixed[head, :rank] @ through.cpu().double())
         basis = _with_ones((self.left[head, :, :rank] @ turn)[None])[0]
         return basis, F.pad(scale, (1, 0), value=torch.inf)
 
@@ -114,7 +114,7 @@ class Decomposed(NamedTuple):
 def _with_ones(left: Float[Tensor, "head key d_v"]) -> Float[Tensor, "head key rank"]:
     """Put the vector of ones first and bring all columns back to orthonormal; columns of 0 stay 0."""
     spanning = torch.cat([left.new_ones(*left.shape[:2], 1), left], dim=2)[:, :, : left.shape[1]]
-    return threads.decomposed(torch.linalg.qr, spanning).Q * spanning.any(1)[:, None]
+    return threads.decompose(torch.linalg.qr, spanning).Q * spanning.any(1)[:, None]
 
 
 def _thin_svd(matrices: Float[Tensor, "*head n d"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,7 +122,7 @@ def _thin_svd(matrices: Float[Tensor, "*head n d"]) -> tuple[Tensor, Tensor, Ten
     return left, singular, right
 
 
-def decomposed(values: Float[Tensor, "head key d_v"]) -> Decomposed:
+def decompose_values(values: Float[Tensor, "head key d_v"]) -> DecomposedValues:
     r"""Decompose the values of heads, centred, all heads in one call.
 
     $\mathrm{span}[V, 1] = \mathrm{span}(1) \oplus \mathrm{span}(V - 1\mu^\top)$: the ones vector is exact and comes
@@ -141,9 +141,9 @@ def decomposed(values: Float[Tensor, "head key d_v"]) -> Decomposed:
     scale = column_scales(V)
     V = V * scale
     mean = V.mean(dim=1, keepdim=True)
-    left, singular, right = threads.decomposed(_thin_svd, V - mean)
+    left, singular, right = threads.decompose(_thin_svd, V - mean)
     mixed = singular[..., None] * right
-    own = threads.decomposed(torch.linalg.svdvals, torch.cat([n**0.5 * mean, mixed], dim=1))
+    own = threads.decompose(torch.linalg.svdvals, torch.cat([n**0.5 * mean, mixed], dim=1))
     resolution = Resolution(rounding_unit(values.dtype))
     rank = resolution.real(own, n).sum(-1)
     cutoff = 4 * resolution.eps * (1 + (d_v / n) ** 0.5) * own[:, :1]
@@ -152,7 +152,7 @@ def decomposed(values: Float[Tensor, "head key d_v"]) -> Decomposed:
     left = F.pad(left * real[:, None], (0, d_v - singular.shape[1]))
     mixed = F.pad(mixed * real[..., None] / scale, (0, 0, 0, d_v - singular.shape[1]))
     resolved = ~near.any(-1) | resolution.exact  # in float64 the decomposition itself rounds as much
-    return Decomposed(left, mixed, rank.clamp(max=n), resolved)
+    return DecomposedValues(left, mixed, rank.clamp(max=n), resolved)
 
 
 @dataclass(frozen=True)
@@ -171,15 +171,15 @@ class Polytopes:
     visible: Visible
     rank: Int[Tensor, "kv query"]
     sink: bool
-    whole: Decomposed
-    _alone: dict[tuple[int, int], Decomposed] = field(default_factory=dict, repr=False)
+    whole: DecomposedValues
+    _alone: dict[tuple[int, int], DecomposedValues] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
         cls, values: Float[Tensor, "kv key d_v"], visible: Visible, rank: Int[Tensor, "kv query"], *, sink: bool = False
     ) -> "Polytopes":
         """Decompose the values of a layer's key-value heads; `rank` is that of each row's visible values."""
-        return cls(values, visible, rank, sink, decomposed(F.pad(values[:, visible.keys], (0, 0, 0, sink))))
+        return cls(values, visible, rank, sink, decompose_values(F.pad(values[:, visible.keys], (0, 0, 0, sink))))
 
     def rows(
         self,
@@ -260,13 +260,13 @@ class Polytopes:
             keys = keys[self.visible.block(torch.tensor([query], device=keys.device), keys)[0]]
         return torch.cat([keys.cpu(), torch.arange(self.values.shape[1], self.values.shape[1] + self.sink)])
 
-    def _decomposed(self, head: int, query: int) -> Decomposed:
+    def _decomposed(self, head: int, query: int) -> DecomposedValues:
         """Return a head's decomposition over the keys of all rows (query -1), or over those of one row."""
         if query < 0:
             return self.whole
         if (head, query) not in self._alone:
             values = F.pad(self.values[head], (0, 0, 0, self.sink))
-            self._alone[head, query] = decomposed(values[None, self._seen(query).to(values.device)])
+            self._alone[head, query] = decompose_values(values[None, self._seen(query).to(values.device)])
         return self._alone[head, query]
 
 
@@ -277,7 +277,7 @@ class Lengths(NamedTuple):
     which: Sequence[int]
 
 
-def joined_rows(parts: Sequence[Rows]) -> Rows:
+def join_rows(parts: Sequence[Rows]) -> Rows:
     """Return the rows of several heads or layers as one; every part keeps its bases."""
     width = max(part.basis.shape[2] for part in parts)
     starts = [0, *itertools.accumulate(len(part.basis) for part in parts)]

@@ -388,12 +388,12 @@ def _solve_row(row, task, found, index):
 
 
 @numba.njit(**_WAY)
-def solve(task, found, chosen):
-    """Solve chosen rows of a task into `found` (a `Proposed` of arrays), and mark those that were abandoned."""
+def solve_rows(task, found, chosen):
+    """Solve chosen rows of a task into `found` (a `Proposals` of arrays), and mark those that were abandoned."""
     for index in chosen:
         row = _start(task.basis[task.group[index]], task.visible[index], task.attention[index])
         found.failed[index] = not _solve_row(row, task, found, index)
 
 
 with suppress(RuntimeError, AttributeError):  # no folder can be written to, or numba is switched off
-    solve.enable_caching()  # numba keeps the machine code on disk
+    solve_rows.enable_caching()  # numba keeps the machine code on disk

@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 class RowTask(NamedTuple):
-    """What is asked of rows, as arrays: `Rows`, and `Wanted` with every row's strongest asked keys.
+    """What is asked of rows, as arrays: `Rows`, and `Question` with every row's strongest asked keys.
 
     - `known` (row): how many keys of `strongest` a row sees
     - `objectives`: of all rows, or of each; `both`: whether they are also made least

@@ -20,7 +20,7 @@ from transformers.utils import logging as hf_logging
 
 from identikit.checks import flag, is_path, shortened
 from identikit.errors import IdentikitError, InputError, ModelError
-from identikit.maths.threads import calm
+from identikit.maths.threads import one_thread_if_busy
 from identikit.models.isolation import standard_torch_state, unwrap_module
 from identikit.models.load.check import prove
 from identikit.models.load.checkpoint import (
@@ -80,7 +80,7 @@ class Recipe:
         return load(options.pop("source"), **options)
 
 
-@calm()
+@one_thread_if_busy()
 @standard_torch_state()
 def load(
     model: object = None,

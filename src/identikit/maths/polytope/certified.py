@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from identikit.maths.polytope.bounds import Bounds, Wanted, ordered, proven_maximum, unbounded
+from identikit.maths.polytope.bounds import Bounds, Question, proven_maximum, trivial_bounds, with_order
 from identikit.maths.polytope.interior import Ball, Space, State, centre, follow
 from identikit.maths.polytope.rows import Rows
 from identikit.maths.threads import one_thread
@@ -32,7 +32,7 @@ _BYTES = {"cpu": 2**24, "cuda": 2**33}  # of working memory; on a CPU, what stay
 
 
 @one_thread()
-def certified_bounds(rows: Rows, wanted: Wanted, *, epsilon: float = 0.0) -> Bounds:
+def certified_bounds(rows: Rows, wanted: Question, *, epsilon: float = 0.0) -> Bounds:
     r"""Bound what is asked of every row over all attention with the same output, to within $\varepsilon$.
 
     At most `STEPS` steps are taken, and an end stops when it is known to 1e-8. Whatever they did, the ends are valid:
@@ -42,7 +42,7 @@ def certified_bounds(rows: Rows, wanted: Wanted, *, epsilon: float = 0.0) -> Bou
     keys, rank = rows.basis.shape[1:]
     if epsilon:
         rows = rows._replace(free=torch.ones_like(rows.free))
-    bounds = unbounded(rows, wanted)
+    bounds = trivial_bounds(rows, wanted)
     columns = torch.ones(bounds.lower.shape[1], dtype=torch.bool)
     if wanted.keys is not None:
         columns[:keys] = wanted.keys.cpu()
@@ -52,10 +52,10 @@ def certified_bounds(rows: Rows, wanted: Wanted, *, epsilon: float = 0.0) -> Bou
     block = max(1, min(len(columns), room // (16 * keys + 2 * rank**2)))
     portion = max(1, room // (keys * rank**2 + block * (16 * keys + 2 * rank**2)))
     for chosen in rows.free.nonzero()[:, 0].split(portion):
-        found = _bounds_of(rows.some(chosen), asked.of_rows(chosen), block, epsilon)
+        found = _bounds_of(rows.select(chosen), asked.select(chosen), block, epsilon)
         for every, part in zip(bounds[:3], found[:3], strict=True):
             every[chosen[:, None], columns] = part
-    return ordered(rows, wanted, bounds) if wanted.keys is not None and wanted.top else bounds
+    return with_order(rows, wanted, bounds) if wanted.keys is not None and wanted.top else bounds
 
 
 def _numbers(device: torch.device) -> int:
@@ -66,9 +66,9 @@ def _numbers(device: torch.device) -> int:
     return room // 8
 
 
-def _bounds_of(rows: Rows, wanted: Wanted, block: int, epsilon: float) -> Bounds:
+def _bounds_of(rows: Rows, wanted: Question, block: int, epsilon: float) -> Bounds:
     """Bound all readings of some rows. Upper ends come first: what they attain settles most lower ends."""
-    known = unbounded(rows, wanted)
+    known = trivial_bounds(rows, wanted)
     c = wanted.all_objectives(rows)
     raw = _readings(rows.attention[:, None], c)[:, 0]
     # Of c and of -c: what no attention exceeds, and what some attention attains.

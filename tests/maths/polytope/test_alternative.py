@@ -4,9 +4,9 @@ import torch
 from hypothesis import assume, given
 
 from identikit.errors import InputError
-from identikit.maths.polytope import one_row as polytope
+from identikit.maths.polytope import alternative as polytope
 from identikit.maths.polytope.exact import extreme_rows
-from identikit.maths.polytope.rows import decomposed
+from identikit.maths.polytope.rows import decompose_values
 from tests.maths.polytope.cases import decaying_values, hard_row, intervals, one_hot, one_row, random_row
 from tests.reference import intervals as reference
 
@@ -33,7 +33,7 @@ def assert_equal_to_reference(attention, values):
 
 
 def range_basis(values):
-    basis = decomposed(values[None]).basis()[0]
+    basis = decompose_values(values[None]).basis()[0]
     return basis[:, basis.any(0)]
 
 

@@ -18,7 +18,7 @@ import math
 import torch
 
 from identikit.errors import InputError
-from identikit.maths.polytope.rows import decomposed
+from identikit.maths.polytope.rows import decompose_values
 from identikit.shapes import Float, Tensor
 
 _NO_COMPONENT = 1e-10  # of a direction's length
@@ -44,7 +44,7 @@ def alternative(
             f"finite weights of at least 0 with a positive sum. Check the model's output for this text."
         )
     weights = weights / total
-    basis = decomposed(values[None]).basis()[0]
+    basis = decompose_values(values[None]).basis()[0]
     basis = basis[:, basis.any(0)]
     n, rank = basis.shape
     if rank == n:

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from identikit.maths.polytope import ascent
-from identikit.maths.polytope.ascent import certified_bounds
-from identikit.maths.polytope.bounds import Wanted, proven_maximum
+from identikit.maths.polytope import certified
+from identikit.maths.polytope.bounds import Question, proven_maximum
+from identikit.maths.polytope.certified import certified_bounds
 from identikit.maths.polytope.exact import exact_bounds
-from identikit.maths.polytope.rows import joined_rows
+from identikit.maths.polytope.rows import join_rows
 from tests.maths.polytope.cases import every_key, rank_of, rows_of
-from tests.reference import ascent as reference
+from tests.reference import certified as reference
 from tests.reference.intervals import optimum
 
 
@@ -25,7 +25,7 @@ def some_rows(*heads):
         lengths = torch.eye(values.shape[1], dtype=torch.float64)
         parts.append(rows_of(weights, values, visible, rank_of(values, visible), lengths))
     values = [values.double().expand(len(attention), -1, -1) for values, attention, _ in heads]
-    return joined_rows(parts), torch.cat(values)
+    return join_rows(parts), torch.cat(values)
 
 
 def random_head(n, d_v, rows, seed=0, sharpness=1.5, mask="all", repeats=0, rank=None):
@@ -54,7 +54,7 @@ def exact_ends(rows):
 def after(steps, rows):
     """Bounds that a search of so many steps finds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ascent, "STEPS", steps)
+        patch.setattr(certified, "STEPS", steps)
         return certified_bounds(rows, every_key(rows))
 
 
@@ -132,7 +132,7 @@ def test_readings_of_groups_and_differences(case, data):
     rows, values = some_rows(*case)
     line = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=rows.visible.shape[1], max_size=rows.visible.shape[1])
     objectives = torch.tensor(data.draw(st.lists(line, min_size=1, max_size=3)), dtype=torch.float64)
-    found = certified_bounds(rows, Wanted(objectives=objectives))
+    found = certified_bounds(rows, Question(objectives=objectives))
     for row, reading in itertools.product(range(len(rows.visible)), range(len(objectives))):
         seen = rows.visible[row]
         cost = objectives[reading, seen].numpy()
@@ -227,10 +227,10 @@ def test_any_dual_vector_proves_the_bound_of_the_definition(mask, epsilon):
 @given(hard_rows(), st.sampled_from([0.0, 0.05]))
 def test_attention_found_on_the_way_is_in_the_set(case, epsilon):
     rows, values = some_rows(*case)
-    frame = ascent._frame(rows, epsilon)
+    frame = certified._frame(rows, epsilon)
     objectives = torch.eye(rows.visible.shape[1], dtype=torch.float64)
     wanted = torch.ones(len(rows.free), len(objectives), dtype=torch.bool)
-    _, found = ascent._programs(frame, objectives[None], wanted)
+    _, found = certified._programs(frame, objectives[None], wanted)
     assert (found >= 0).all()
     assert (found[~rows.visible[:, None].expand_as(found)] == 0).all()
     torch.testing.assert_close(found.sum(-1), torch.ones_like(found[..., 0]), atol=1e-12, rtol=0)
@@ -266,10 +266,10 @@ def test_the_deadline_leaves_what_any_attention_can_be():
 
 
 def test_what_was_done_before_the_deadline_is_kept(monkeypatch):
-    monkeypatch.setattr(ascent, "_BYTES", {"cpu": 1})
+    monkeypatch.setattr(certified, "_BYTES", {"cpu": 1})
     rows, _ = some_rows(random_head(12, 4, 4))
     clock = itertools.count()
-    monkeypatch.setattr(ascent, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(certified, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     found = certified_bounds(rows, every_key(rows, until=2 * 12 + 12 + 2))
     known = ~found.gap.isnan()
     assert known[0].all()
@@ -284,7 +284,7 @@ def test_small_portions_give_the_same_bounds(monkeypatch):
     rows, _ = some_rows(random_head(12, 4, 5, mask="causal"), random_head(12, 4, 3, seed=1))
     together = certified_bounds(rows, every_key(rows))
     for room in (1, 100_000):
-        monkeypatch.setattr(ascent, "_BYTES", {"cpu": room})
+        monkeypatch.setattr(certified, "_BYTES", {"cpu": room})
         found = certified_bounds(rows, every_key(rows))
         torch.testing.assert_close(found.lower, together.lower, atol=1e-7, rtol=0)
         torch.testing.assert_close(found.upper, together.upper, atol=1e-7, rtol=0)
