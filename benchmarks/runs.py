@@ -82,7 +82,7 @@ class Used(NamedTuple):
 class Nothing:
     """A job that computes nothing."""
 
-    def compute(self, model: Model, task: Any, told: Progress) -> int:
+    def compute(self, model: Model, task: Any, progress: Progress) -> int:
         """Return the task."""
         return task
 

@@ -30,7 +30,7 @@ EDGES_NAMED = 5  # how many edges a list names, each of another head
 VISIBLE = 1e-3  # intervals narrower than this, and weights outside one by less, look the same with three digits
 SINK = 0.3  # a layer's mean weight on one token above which the token is a sink: no content word gets that much
 SEED = 0
-_TRIED = 4  # tokens whose rows are timed to estimate how long the reachable dimensions of all take
+_TIMED = 4  # queries whose rows are timed to estimate how long the reachable dimensions of all take
 _EVEN = 2.0  # a sink also gets this many times what equal weights would give it, which in a short text is a lot
 
 
@@ -38,22 +38,22 @@ def attention_facts(
     attention: EffectiveAttention, limit: TimeLimit, progress: Progress
 ) -> tuple[dict[str, Tensor], dict[str, object], RowSample]:
     """Return the arrays by layer and the other facts on attention, and the bounded rows that all of them rest on."""
-    special = [place for place, is_special in enumerate(attention.about["special"]) if is_special]
+    special = [position for position, is_special in enumerate(attention.about["special"]) if is_special]
     tokens = candidates(attention)
     images = image_regions(attention) if attention.about.get("images") else {}
     groups = [special or [0], *tokens.values(), *images.values()]
     raw, effective, even = group_mass(attention, membership(groups, len(attention.tokens)))
-    sunk = is_sink(raw, even)
-    sinks = [group for group in range(1, len(tokens) + 1) if sunk[:, group].any()]
-    shown = range(len(tokens) + 1, len(groups))
-    bounded = [0, *sinks, *shown]
-    null = attention.null_dim.double()
+    in_layers = is_sink(raw, even)
+    sinks = [group for group in range(1, 1 + len(tokens)) if in_layers[:, group].any()]
+    image_groups = range(1 + len(tokens), len(groups))
+    bounded_groups = [0, *sinks, *image_groups]
+    null_dim = attention.null_dim.double()
     arrays = {
         "special_raw": raw[:, 0],
         "special_effective": effective[:, 0],
-        "least_null_dim": null.amin((1, 2)),
-        "greatest_null_dim": null.amax((1, 2)),
-        "identifiable": (null == 0).double().mean((1, 2)),
+        "least_null_dim": null_dim.amin((1, 2)),
+        "greatest_null_dim": null_dim.amax((1, 2)),
+        "identifiable": (null_dim == 0).double().mean((1, 2)),
         "pearson": attention.pearson("layer"),
         "reachable_dim": _reachable(attention, limit),
     }
@@ -68,54 +68,59 @@ def attention_facts(
     }
     with limit.paused():
         compile_solver(layers[0].heads.device)
-    seconds = None if limit.seconds is None else limit.left()  # what all else has left of it
-    sample = sample_rows(attention, [groups[group] for group in bounded], seconds=seconds, seed=SEED, progress=progress)
-    ends = {group: group_bounds(sample, at, raw[:, group]) for at, group in enumerate(bounded)}
-    given = {}  # what a group of keys gets in each layer, and could get
-    for group, (lower, upper) in ends.items():
-        parts = {"raw": raw[:, group], "lower": lower.ends()[0], "upper": upper.ends()[1]}
-        given[group] = {name: part.tolist() for name, part in parts.items()}
-    facts["to_images"] = [{"image": name} | given[group] for name, group in zip(images, shown, strict=True)]
+    sample = sample_rows(
+        attention,
+        [groups[group] for group in bounded_groups],
+        seconds=None if limit.seconds is None else limit.left(),
+        seed=SEED,
+        progress=progress,
+    )
+    bounds = {group: group_bounds(sample, index, raw[:, group]) for index, group in enumerate(bounded_groups)}
+    weights = {}  # what a group of keys gets in each layer, and could get
+    for group, (lower, upper) in bounds.items():
+        ends = {"lower": lower.ends()[0].tolist(), "upper": upper.ends()[1].tolist()}
+        weights[group] = {"raw": raw[:, group].tolist(), **ends}
+    facts["to_images"] = [{"image": name} | weights[group] for name, group in zip(images, image_groups, strict=True)]
     facts["sinks"] = []
     for group in sinks:
         token = [*tokens][group - 1]
-        sink = {"token": token, "keys": tokens[token], "layers": _numbers(attention, sunk[:, group])}
+        sink = {"token": token, "keys": tokens[token], "layers": _numbers(attention, in_layers[:, group])}
         sink["value_size"] = [float(value_sizes(layer, [tokens[token]]).nanmean()) for layer in layers]
-        facts["sinks"].append(sink | given[group] | {"effective": effective[:, group].tolist()})
-    estimates = certain_means(attention, sample)
-    facts["certain"] = _overall(sample, estimates) | {"seconds": limit.seconds}
-    estimates |= dict(zip(("special_lower", "special_upper"), ends[0], strict=True))
-    for name, estimate in estimates.items():
-        least, most = estimate.ends()
-        arrays |= {name: estimate.mean, f"{name}_stderr": estimate.stderr, f"{name}_least": least, f"{name}_most": most}
+        facts["sinks"].append(sink | weights[group] | {"effective": effective[:, group].tolist()})
+    means = certain_means(attention, sample)
+    facts["certain"] = _overall(sample, means) | {"seconds": limit.seconds}
+    means["special_lower"], means["special_upper"] = bounds[0]
+    for name, mean in means.items():
+        least, greatest = mean.ends()
+        arrays |= {name: mean.mean, f"{name}_stderr": mean.stderr, f"{name}_least": least, f"{name}_most": greatest}
     edges = {"least_certain": least_certain(sample), "outside": outside(sample, attention.pearson("head"))}
-    for name, some in edges.items():
-        facts[name] = [edge | {"layer": attention.layers[edge["layer"]]} for edge in some]
+    for name, named_edges in edges.items():
+        facts[name] = [edge | {"layer": attention.layers[edge["layer"]]} for edge in named_edges]
     facts["shuffled"] = shuffled_rows(attention, sample, seed=SEED)
     return {name: arrays[name].cpu().double() for name in Explanation.main}, facts, sample
 
 
 def _numbers(attention: EffectiveAttention, marked: Bool[Tensor, "layer"]) -> list[int]:
     """Return the numbers of the marked layers; a model may have layers without attention between them."""
-    return [attention.layers[place] for place in marked.nonzero()[:, 0].tolist()]
+    return [attention.layers[index] for index in marked.nonzero()[:, 0].tolist()]
 
 
 def certain_means(attention: EffectiveAttention, sample: RowSample) -> dict[str, Mean]:
     """Return the determined share, and in what share of rows the strongest edge is; a learned sink's weight is not."""
     fixed = (attention.null_dim == 0).cpu()
-    kept = ((1 - attention.sink.double().cpu()) * fixed).sum((1, 2)) / fixed.sum((1, 2)).clamp(min=1)
-    mass = mean_by_layer(sample, sample.bounded.lower.sum(-1).clamp(max=1.0), kept.tolist())
+    fixed_mass = ((1 - attention.sink.double().cpu()) * fixed).sum((1, 2)) / fixed.sum((1, 2)).clamp(min=1)
+    mass = mean_by_layer(sample, sample.bounded.lower.sum(-1).clamp(max=1.0), fixed_mass.tolist())
     return {"certain_mass": mass, "strongest_certain": share_of_rows(sample, sample.bounded.strongest)}
 
 
 def _reachable(attention: EffectiveAttention, limit: TimeLimit) -> Float[Tensor, "layer"]:
-    """Return the mean reachable dimension of each layer; NaN where there is no time for it, tried on a few rows."""
+    """Return the mean reachable dimension of each layer; NaN where a few rows show that time is too short."""
     layers = attention.captured().layers
     _ = layers[0].polytope_dim  # solved once, for all rows
     begun = time.monotonic()
-    some = attention.axis("query").values[-_TRIED:]
-    _ = attention.sel(layer=list(attention.layers[:1]), query=list(some)).reachable_dim
-    share = len(some) / (len(layers) * len(attention.tokens))
+    queries = attention.axis("query").values[-_TIMED:]
+    _ = attention.sel(layer=list(attention.layers[:1]), query=list(queries)).reachable_dim
+    share = len(queries) / (len(layers) * len(attention.tokens))
     if not limit.allows((time.monotonic() - begun) / share):
         return torch.full((len(layers),), torch.nan, dtype=torch.float64)
     return attention.reachable_dim.double().mean((1, 2))
@@ -156,43 +161,59 @@ def causes(attention: EffectiveAttention) -> dict[str, Any]:
     - `projections`: heads whose output projection passes on only `rank` dimensions, where that frees a row
     - `dependent`: layers where a row has a larger null space than all of these explain
     """
-    found: dict[str, Any] = {"keys": [], "most_keys": 0, "repeated": [], "projections": [], "dependent": []}
-    for layer, part in zip(attention.layers, attention.captured().layers, strict=True):
-        width = part.projection.shape[1]
-        most = int(part.seen.count.max())
-        if most > width:
-            found["keys"].append(layer)
-            found["most_keys"] = max(found["most_keys"], most)
-        same, _ = equal_values(part.call, attention.tokens)
-        queries = torch.arange(len(same), device=part.heads.device)
-        pairs = []
-        for place, first in enumerate(same.tolist()):
-            pair = torch.tensor([first, place], device=queries.device)
-            if first < place and bool(part.seen.block(queries, pair).all(1).any()):  # some query sees both
-                pairs.append([first, place])
+    facts: dict[str, Any] = {"keys": [], "most_keys": 0, "repeated": [], "projections": [], "dependent": []}
+    for number, layer in zip(attention.layers, attention.captured().layers, strict=True):
+        width = layer.projection.shape[1]
+        most_keys = int(layer.seen.count.max())
+        if most_keys > width:
+            facts["keys"].append(number)
+            facts["most_keys"] = max(facts["most_keys"], most_keys)
+        first_equal, _ = equal_values(layer.call, attention.tokens)
+        pairs = _pairs_seen_together(layer, first_equal)
         if pairs:
-            found["repeated"].append({"layer": layer, "tokens": len(pairs), "example": pairs[0]})
-        ranks = torch.full((len(part.projection),), width)
-        if part.factors.values is not part.plain.values:
-            resolution = Resolution(rounding_unit(part.projection.dtype))
-            H = part.projection.double()
-            ranks = torch.tensor([matrix_rank(rows, resolution) for rows in H * column_scales(H.mT).mT])
+            facts["repeated"].append({"layer": number, "tokens": len(pairs), "example": pairs[0]})
+        ranks = _projection_ranks(layer)
         for head, rank in zip(attention.heads, ranks.tolist(), strict=True):
-            if rank < min(width, most):
-                found["projections"].append({"layer": layer, "head": head, "rank": rank})
-        if bool((part.factors.rank < _expected_rank(part, same, ranks)).any()):
-            found["dependent"].append(layer)
-    return found
+            if rank < min(width, most_keys):
+                facts["projections"].append({"layer": number, "head": head, "rank": rank})
+        if bool((layer.factors.rank < _expected_rank(layer, first_equal, ranks)).any()):
+            facts["dependent"].append(number)
+    return facts
 
 
-def _expected_rank(part: Layer, same: Tensor, ranks: Tensor) -> Int[Tensor, "head query"]:
+def _pairs_seen_together(layer: Layer, first_equal: Int[Tensor, "n"]) -> list[list[int]]:
+    """Return each position whose value equals that of an earlier one, after the first such one, if a query sees both.
+
+    `first_equal` has for each position the first one with an equal value.
+    """
+    queries = torch.arange(len(first_equal), device=layer.heads.device)
+    pairs = []
+    for position, first in enumerate(first_equal.tolist()):
+        pair = torch.tensor([first, position], device=queries.device)
+        if first < position and bool(layer.seen.block(queries, pair).all(1).any()):
+            pairs.append([first, position])
+    return pairs
+
+
+def _projection_ranks(layer: Layer) -> Int[Tensor, "head"]:
+    """Return the rank of each head's output projection."""
+    if layer.factors.values is layer.plain.values:  # of full rank: values need no projecting
+        return torch.full((len(layer.projection),), layer.projection.shape[1])
+    resolution = Resolution(rounding_unit(layer.projection.dtype))
+    H = layer.projection.double()
+    return torch.tensor([matrix_rank(head, resolution) for head in H * column_scales(H.mT).mT])
+
+
+def _expected_rank(
+    layer: Layer, first_equal: Int[Tensor, "n"], ranks: Int[Tensor, "head"]
+) -> Int[Tensor, "head query"]:
     """Return the rank of each row if only counting, equal values and the output projection limited it."""
-    count = part.seen.count
+    count = layer.seen.count
     limit = torch.minimum(ranks.to(count)[:, None], count)
-    queries = (part.factors.rank < limit).any(0).nonzero()[:, 0]
-    if len(queries) and bool((same < torch.arange(len(same))).any()):
-        seen = part.seen.block(queries, torch.arange(len(same), device=queries.device))
-        distinct = [same.to(queries)[row].unique().numel() for row in seen]
+    queries = (layer.factors.rank < limit).any(0).nonzero()[:, 0]
+    if len(queries) and bool((first_equal < torch.arange(len(first_equal))).any()):
+        seen = layer.seen.block(queries, torch.arange(len(first_equal), device=queries.device))
+        distinct = [first_equal.to(queries)[row].unique().numel() for row in seen]
         limit[:, queries] = torch.minimum(limit[:, queries], torch.tensor(distinct).to(limit))
     return limit
 
@@ -203,12 +224,15 @@ def _expected_rank(part: Layer, same: Tensor, ranks: Tensor) -> Int[Tensor, "hea
 def candidates(attention: EffectiveAttention) -> dict[str, list[int]]:
     """Return the tokens that may be sinks, with their positions: each kind of special token, and the first token."""
     keys = attention.axes[-1]
-    kinds: dict[str, list[int]] = {}
-    for place, is_special in enumerate(attention.about["special"]):
+    special = attention.about["special"]
+    positions_of: dict[str, list[int]] = {}
+    for position, is_special in enumerate(special):
         if is_special:
-            kinds.setdefault(attention.tokens[place], []).append(place)
-    named = {keys.name_of(places[0]) if len(places) == 1 else token: places for token, places in kinds.items()}
-    return named if attention.about["special"][0] else {keys.name_of(0): [0], **named}
+            positions_of.setdefault(attention.tokens[position], []).append(position)
+    tokens = {} if special[0] else {keys.name_of(0): [0]}
+    for token, positions in positions_of.items():
+        tokens[keys.name_of(positions[0]) if len(positions) == 1 else token] = positions
+    return tokens
 
 
 def group_mass(
@@ -262,8 +286,8 @@ def outside(sample: RowSample, pearson: Float[Tensor, "layer head"]) -> list[dic
     """
     rows = sample.bounded
     beyond = torch.maximum(rows.lower - rows.effective, rows.effective - rows.upper)
-    alike = ~(pearson.cpu() < 0.995)[rows.places[:, 0], rows.places[:, 1]]
-    return _largest(sample, beyond.masked_fill(alike[:, None], 0.0))
+    correlated = ~(pearson.cpu() < 0.995)[rows.places[:, 0], rows.places[:, 1]]
+    return _largest(sample, beyond.masked_fill(correlated[:, None], 0.0))
 
 
 def _largest(sample: RowSample, sizes: Float[Tensor, "row key"]) -> list[dict[str, object]]:

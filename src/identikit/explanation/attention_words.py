@@ -85,7 +85,7 @@ def attention_blocks(explanation: Explanation) -> Iterator[Block]:
 
 
 def _headline(explanation: Explanation) -> Paragraph:
-    """Say how much of a row is determined by the output, and in how many rows the strongest edge is."""
+    """Return how much of a row is determined by the output, and in how many rows the strongest edge is."""
     certain = explanation.about["certain"]
     facts = {name: certain[name] for name in ("free_rows", "rows", "bounded_rows")}
     free, rows, bounded = facts.values()
@@ -101,8 +101,8 @@ def _headline(explanation: Explanation) -> Paragraph:
     facts |= {"fixed_rows": rows - free}
     shares = []
     for short, name in (("mass", "certain_mass"), ("strongest", "strongest_certain")):
-        known = [math.nan if certain[key] is None else certain[key] for key in (short, f"{short}_stderr")]
-        share = ShareEstimate(*known, *certain[f"{short}_range"])
+        mean, stderr = (math.nan if certain[key] is None else certain[key] for key in (short, f"{short}_stderr"))
+        share = ShareEstimate(mean, stderr, *certain[f"{short}_range"])
         shares.append(estimate(percent)(share))
         facts |= {name: share.share, f"{name}_stderr": share.stderr, f"{name}_range": certain[f"{short}_range"]}
     mass = f"On average, {shares[0]} of {_ROW}: it is {_THE_SAME}."
@@ -114,25 +114,26 @@ def _headline(explanation: Explanation) -> Paragraph:
     if shares[1] == UNKNOWN_SHARE:
         strongest = "In how many rows the strongest edge is determined is not known either."
     words = f"{mass} The rest is free. {strongest}"
-    others = f"; the other {rows - free:,} are determined" if free < rows else ""
+    fixed = f"; the other {rows - free:,} are determined" if free < rows else ""
     known_ends = "(the intervals of their weights are known)"
     if bounded == free:
-        return Paragraph(f"{words} All {free:,} free rows were bounded {known_ends}{others}.", facts)
+        return Paragraph(f"{words} All {free:,} free rows were bounded {known_ends}{fixed}.", facts)
     facts["seconds"] = certain["seconds"]
     drawn = f"{counted(bounded, 'was', 'were')} bounded {known_ends}, drawn at random, in {certain['seconds']:g} s"
-    how = "± is the standard error, and a range holds two of them, or all that is possible"
-    return Paragraph(f"{words} Of the {free:,} free rows, {drawn}{others}; {how}.", facts)
+    errors = "± is the standard error, and a range holds two of them, or all that is possible"
+    return Paragraph(f"{words} Of the {free:,} free rows, {drawn}{fixed}; {errors}.", facts)
 
 
 def _yardstick(explanation: Explanation) -> Iterator[Paragraph]:
     """Yield how much would be determined if weights met values at random."""
-    found = explanation.about.get("shuffled")
-    if found is not None:
-        error = percent(found["shuffled_stderr"])
+    shuffled = explanation.about.get("shuffled")
+    if shuffled is not None:
+        error = percent(shuffled["shuffled_stderr"])
         yield Paragraph(
-            f"As a yardstick: of {found['rows']} free rows drawn at random, {percent(found['mass'])} is determined, "
-            f"and {percent(found['shuffled'])}±{error} once each row's values are shuffled over its keys.",
-            {f"yardstick_{name}": value for name, value in found.items()},
+            f"As a yardstick: of {shuffled['rows']} free rows drawn at random, {percent(shuffled['mass'])} is "
+            f"determined, and {percent(shuffled['shuffled'])}±{error} once each row's values are shuffled over its "
+            "keys.",
+            {f"yardstick_{name}": value for name, value in shuffled.items()},
         )
 
 
@@ -158,11 +159,12 @@ def _causes(explanation: Explanation) -> Iterator[Paragraph]:
         )
     if causes["projections"]:
         heads = causes["projections"]
-        named = [f"L{head['layer']}H{head['head']} ({head['rank']})" for head in heads[:HEADS_NAMED]]
-        more = f" and {len(heads) - HEADS_NAMED} more" if len(heads) > HEADS_NAMED else ""
+        names = ", ".join(f"L{head['layer']}H{head['head']} ({head['rank']})" for head in heads[:HEADS_NAMED])
+        if len(heads) > HEADS_NAMED:
+            names += f" and {len(heads) - HEADS_NAMED} more"
         yield Paragraph(
-            f"The output projection passes on fewer than {width} dimensions of {', '.join(named)}{more}, so values "
-            "that differ can give the same output.",
+            f"The output projection passes on fewer than {width} dimensions of {names}, so values that differ can give "
+            "the same output.",
             {
                 "full_projection": width,
                 "deficient_heads": [(head["layer"], head["head"], head["rank"]) for head in heads],
@@ -170,8 +172,8 @@ def _causes(explanation: Explanation) -> Iterator[Paragraph]:
             },
         )
     if causes["dependent"]:
-        others = causes["keys"] or causes["repeated"] or causes["projections"]
-        also = " for other reasons" if others else ""
+        other_causes = causes["keys"] or causes["repeated"] or causes["projections"]
+        also = " for other reasons" if other_causes else ""
         where = _layers(causes["dependent"], layers)
         yield Paragraph(
             f"Some values depend linearly on others{also} in {where}.", {"dependent_in_layers": causes["dependent"]}
@@ -202,10 +204,10 @@ def _reservations(explanation: Explanation) -> Iterator[Paragraph]:
         yield Paragraph(" ".join(sentences), {"unsure": share, "rounded_duplicates": duplicates})
 
 
-def _layers(which: Sequence[int], layers: Axis) -> str:
+def _layers(numbers: Sequence[int], layers: Axis) -> str:
     """Return layers in words: `every layer`, `layer 3`, `layers 0 to 4`, `layers 0, 2 and 5`."""
-    if len(which) < len(layers):
-        return layers_in_words(which)
+    if len(numbers) < len(layers):
+        return layers_in_words(numbers)
     return "every layer" if layers.values == tuple(range(len(layers))) else "every layer that was read"
 
 
@@ -262,7 +264,7 @@ def _estimates(frame: Mapping[str, Sequence[float]], name: str) -> list[ShareEst
 
 
 def _to_image(gets: Mapping[str, Any]) -> Paragraph:
-    """Say what an image gets of all rows, and could get if rows are free: means over the layers."""
+    """Return what an image gets of all rows, and could get if rows are free: means over the layers."""
     facts = {name: sum(gets[name]) / len(gets[name]) for name in ("raw", "lower", "upper") if None not in gets[name]}
     ends = f", and {facts['lower']:.2f} to {facts['upper']:.2f} in its alternatives" if len(facts) == 3 else ""
     words = f"{str(gets['image']).capitalize()} gets {facts['raw']:.2f} of a row's weight on average{ends}."
@@ -270,25 +272,21 @@ def _to_image(gets: Mapping[str, Any]) -> Paragraph:
 
 
 def _sink(sink: Mapping[str, Any], explanation: Explanation) -> Paragraph:
-    """Say what a sink gets in the layers where it is one, and could get if rows are free: means over these layers."""
+    """Return what a sink gets in the layers where it is one, and could get: means over these layers."""
     layers = explanation.axes[0]
-    places = [layers.values.index(layer) for layer in sink["layers"]]
+    layer_indices = [layers.values.index(layer) for layer in sink["layers"]]
     facts = {"sink": sink["token"], "keys": len(sink["keys"]), "layers": sink["layers"]}
     for name in ("raw", "lower", "upper", "effective", "value_size"):
-        values = [sink[name][place] for place in places]
+        values = [sink[name][index] for index in layer_indices]
         if None not in values:
             facts[name] = sum(values) / len(values)
     several = f" ({len(sink['keys'])} of them)" if len(sink["keys"]) > 1 else ""
     ends = ""
     if explanation.about["certain"]["free_rows"]:
-        alternatives = ""
         if "lower" in facts and "upper" in facts:
-            least = f"{facts['lower']:.2f}"
-            most = f"{facts['upper']:.2f}"
-            alternatives = (
-                f", and {least} to {most} in its alternatives" if least != most else ", as in its alternatives"
-            )
-        ends = f"{alternatives} (effective: {facts['effective']:.2f})"
+            lower, upper = (f"{facts[name]:.2f}" for name in ("lower", "upper"))
+            ends = ", as in its alternatives" if lower == upper else f", and {lower} to {upper} in its alternatives"
+        ends += f" (effective: {facts['effective']:.2f})"
     return Paragraph(
         f"{sink['token']}{several} is a sink in {_layers(sink['layers'], layers)}: on average it gets "
         f"{facts['raw']:.2f} of a row's weight there{ends}. Its value is {facts['value_size']:.2f} times as long as "
@@ -306,7 +304,7 @@ def _edges(explanation: Explanation, edges: Sequence[Mapping[str, Any]], note: P
         ends = (edge["lower"], edge["upper"])
         rows.append(((edge["layer"], edge["head"]), *names, *(edge[name] for name in weights), ends))
     columns = (
-        Column("head", lambda place: f"L{place[0]}H{place[1]}"),
+        Column("head", lambda head: f"L{head[0]}H{head[1]}"),
         Column("query"),
         Column("key"),
         *(Column(name, decimals(3), "right") for name in weights),

@@ -39,14 +39,14 @@ def _header(explanation: Explanation) -> Iterator[Block]:
     layers = explanation.axes[0].values
     facts = {"n_layers": about["n_layers"], "n_heads": about["n_heads"], "d_value": about["d_value"]}
     attending = ""  # which layers have softmax attention, where not all have, and of which there was time to read it
-    named = ", ".join(map(str, layers))
+    numbers = ", ".join(map(str, layers))
     if about["layers_left_out"]:
         limit = about["certain"]["seconds"]
         facts |= {"layers_read": layers, "limit": limit}
-        of_these = f"attention was read in {named}, and everything below refers to these"
-        attending = f" (within the limit of {limit:g} s, {of_these})"
+        attention = f"attention was read in {numbers}, and everything below refers to these"
+        attending = f" (within the limit of {limit:g} s, {attention})"
     elif len(layers) < about["n_layers"]:
-        attending = f" (softmax attention in {named}, and only these are read below)"
+        attending = f" (softmax attention in {numbers}, and only these are read below)"
     yield Heading(explanation.model_name, 0)
     yield Paragraph(
         f"{counted(about['n_layers'], 'layer')}{attending}, {counted(about['n_heads'], 'head')} per layer, values of "
@@ -67,14 +67,13 @@ def _header(explanation: Explanation) -> Iterator[Block]:
 
 def _opening_and_end(tokens: Sequence[str]) -> str:
     """Return the text as its tokens read, with spaces except within words; of a long one its opening and its end."""
-    parts = [tokens]
-    if len(tokens) > LONGEST_TEXT:
-        parts = [tokens[: LONGEST_TEXT // 2], tokens[-LONGEST_TEXT // 2 :]]
-    texts = []
-    for part in parts:
-        read = map(readable_token, part)
-        texts.append("".join(word if word[:1] == " " or not word.strip() else f" {word}" for word in read).strip())
-    return " … ".join(texts)
+    words = []
+    for token in map(readable_token, tokens):
+        words.append(token if token[:1] == " " or not token.strip() else f" {token}")
+    if len(words) <= LONGEST_TEXT:
+        return "".join(words).strip()
+    half = LONGEST_TEXT // 2
+    return f"{''.join(words[:half]).strip()} … {''.join(words[-half:]).strip()}"
 
 
 def _identity(explanation: Explanation) -> Iterator[Block]:
@@ -88,9 +87,9 @@ def _identity(explanation: Explanation) -> Iterator[Block]:
     yield joined(_recovered(identity, shares))
     if len(layers) > 2:  # a table of some layers, the first and the last among them
         steps = range(MOST_LAYERS)
-        places = sorted({round((len(layers) - 1) * step / (MOST_LAYERS - 1)) for step in steps})
-        columns = [Column(str(layers[place]), percent, "right") for place in places]
-        yield Table((Column("after layer"), *columns), (("recovered", *(shares[place] for place in places)),))
+        indices = sorted({round((len(layers) - 1) * step / (MOST_LAYERS - 1)) for step in steps})
+        columns = [Column(str(layers[index]), percent, "right") for index in indices]
+        yield Table((Column("after layer"), *columns), (("recovered", *(shares[index] for index in indices)),))
     unknown = identity.about.get("unknown", 0.0)
     if unknown > UNKNOWN:
         yield Paragraph(
@@ -120,16 +119,17 @@ def _recovered(identity: IdentityMap, shares: list[float]) -> Iterator[Paragraph
             {"repeated": identity.repeated},
         )
     lost = []
-    for place, recovered in enumerate(identity.recovered[-1].tolist()):
+    for position, recovered in enumerate(identity.recovered[-1].tolist()):
         if not recovered:
-            lost.append((positions.name_of(place), positions.name_of(int(identity.winner[-1, place]))))
+            lost.append((positions.name_of(position), positions.name_of(int(identity.winner[-1, position]))))
     if not lost:
         yield Paragraph("After the last layer, no token is lost.", {"lost": ()})
         return
-    named = ", ".join(f"{token} (nearer to {winner})" for token, winner in lost[:NAMED])
-    more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
+    names = ", ".join(f"{token} (nearer to {winner})" for token, winner in lost[:NAMED])
+    if len(lost) > NAMED:
+        names += f" and {len(lost) - NAMED} more"
     facts = {"lost": lost, "lost_not_named": max(0, len(lost) - NAMED)}
-    yield Paragraph(f"Lost after the last layer: {named}{more}.", facts)
+    yield Paragraph(f"Lost after the last layer: {names}.", facts)
 
 
 def _origin(explanation: Explanation) -> Iterator[Block]:
@@ -175,7 +175,7 @@ def _mixing(explanation: Explanation, attribution: TokenAttribution) -> Iterator
 
 def sources_table(tokens: Sequence[Sources]) -> Table:
     """Return the strongest sources of the listed tokens, under words that say which tokens these are."""
-    which, listed = _listed(tokens)
+    description, listed = _listed(tokens)
     positions = Axis("token", tuple(range(len(tokens))), tuple(token.token for token in tokens))
 
     def name(token: TokenSource | Sources) -> str:
@@ -195,7 +195,7 @@ def sources_table(tokens: Sequence[Sources]) -> Table:
     layers = [Column(f"{layer} layer", written, wraps=True) for layer in ("first", "middle", "last")]
     note = Paragraph("* Another token is its largest source after the last layer.", tone="note")
     notes = (note,) if any(token.outweighed for token in listed) else ()
-    return Table((Column("token"), *layers), tuple(rows), f"Strongest sources of {which}{marks}:", notes)
+    return Table((Column("token"), *layers), tuple(rows), f"Strongest sources of {description}{marks}:", notes)
 
 
 def _listed(tokens: Sequence[Sources]) -> tuple[str, Sequence[Sources]]:
@@ -210,8 +210,8 @@ def _listed(tokens: Sequence[Sources]) -> tuple[str, Sequence[Sources]]:
         share = f"{len(lost)} of {len(tokens)}; {ALL_SOURCES}"
         return f"each token that is no longer its own largest contributor ({share})", lost
     least = sorted(lost or tokens, key=lambda token: token.own)[:LONGEST_LISTED]
-    those = f"of {len(lost)} that are no longer" if lost else f"all {len(tokens)} are still"
-    words = f"own contribution after the last layer ({those} their own largest contributor; {ALL_SOURCES})"
+    candidates = f"of {len(lost)} that are no longer" if lost else f"all {len(tokens)} are still"
+    words = f"own contribution after the last layer ({candidates} their own largest contributor; {ALL_SOURCES})"
     in_order = sorted(least, key=lambda token: token.position)
     return f"the {LONGEST_LISTED} tokens with the smallest {words}", in_order
 
@@ -223,8 +223,8 @@ def _outputs(explanation: Explanation) -> Iterator[Block]:
         yield Heading("Where does the output come from?")
     for facts in outputs:
         chance = "" if facts["probability"] is None else f", probability {percent(facts['probability'])}"
-        said = f"The {facts['target']}: {facts['value']:.4g}{chance}. Its derivative is exact."
-        yield Paragraph(said, {"target": facts["target"], "value": facts["value"]})
+        words = f"The {facts['target']}: {facts['value']:.4g}{chance}. Its derivative is exact."
+        yield Paragraph(words, {"target": facts["target"], "value": facts["value"]})
         columns = (
             Column("token"),
             Column("contribution", percent, "right"),
