@@ -13,7 +13,7 @@ import identikit as ik
 from identikit.cli import endings
 from identikit.cli.main import app
 from identikit.paper.figures.catalogue import FIGURES
-from identikit.paper.texts import source
+from identikit.paper.texts import dataset_of
 from tests.test_architecture import FLOORS, SOURCE
 
 ROOT = Path(__file__).parents[1]
@@ -192,7 +192,7 @@ def test_every_figure_of_the_gallery_stands_below_the_command_that_draws_it(fold
     assert [name for _, name in shown] == re.findall(r"^!\[(\S+)\]", page, re.MULTILINE)
     for written, name in shown:
         given = typer.main.get_command(app).commands["reproduce"].make_context("reproduce", written.split()[2:]).params
-        needed = source(FIGURES[name].data)
+        needed = dataset_of(FIGURES[name].data)
         assert (list(given["names"]), list(given["data"] or [])) == ([name], [needed] if needed else [])
         assert (given["model"] is not None) == ("causal" in folder)
         assert bool(given["finetuned"]) == ("finetuned" in FIGURES[name].needs)

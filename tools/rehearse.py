@@ -37,7 +37,7 @@ from identikit.models.load.load import load
 from identikit.models.model import Model
 from identikit.paper.inputs import INPUTS
 from identikit.paper.texts import PASSAGE, SENTENCE, paper_texts
-from identikit.paper.work import PAPER, SAMPLE, Effort, Work
+from identikit.paper.work import PAPER, SAMPLE, PaperOptions, Work
 from identikit.runs.engines import Local, Results, RunJob, RunTask, TaskProgress
 from identikit.runs.store import Store
 from identikit.texts.tags import penn_tags, tagger_missing
@@ -206,30 +206,31 @@ class Rehearsal:
         self.model, self.tuned = (load(str(folder), device=given.device) for folder in self.folders)
 
     @property
-    def effort(self) -> Effort:
+    def options(self) -> PaperOptions:
         """How much is computed."""
-        return PAPER if self.given.first is None else SAMPLE
+        options = PAPER if self.given.first is None else SAMPLE
+        return replace(options, precision=self.given.precision)
 
     def parts(self, kinds: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str, str | None]]:
         """Yield the dataset, the input and the kind of map of each part that is wanted."""
         for data, name in PARTS:
-            if why := INPUTS[name].unmet(self.work(data, name)):
+            if why := INPUTS[name].why_not(self.work(data, name)):
                 print(f"{named(data, name, None):28} left out: {why}", flush=True)
                 continue
             for kind in kinds.get(name, (None,)):
                 if any(fnmatch(named(data, name, kind), pattern) for pattern in self.given.parts):
                     yield data, name, kind
 
-    def work(self, data: str, name: str, **options: Any) -> Work:
+    def work(self, data: str, name: str, folder: str = "", epochs: int | None = None, **others: Any) -> Work:
         """Return what is computed."""
         given = self.given
         texts: list[Text] = [PASSAGE, SENTENCE]
         if data != "examples":
             texts = paper_texts(data, data_dir=given.data_dir, first=given.first)
         model = self.tuned if name == "finetuned" else self.model
-        effort = replace(self.effort, epochs=options.pop("epochs", self.effort.epochs))
+        options = replace(self.options, epochs=epochs or self.options.epochs)
         tagger = None if tagger_missing() else penn_tags
-        return Work(model, data, texts, effort, given.precision, tagger=tagger, **options)
+        return Work(model, data, texts, folder, options, tagger=tagger, **others)
 
     def measured_for(self, seconds: float) -> list[Cost]:
         """Compute each part and kind of map for at most about so many seconds, and say what the whole would take."""
@@ -237,9 +238,8 @@ class Rehearsal:
         for data, name, kind in self.parts(KINDS):
             with TemporaryDirectory() as folder:
                 clock = Clock(seconds)
-                work = self.work(data, name, epochs=EPOCHS, engine=Only(kind), progress=clock)
-                store = INPUTS[name].store(work, folder)
-                compute = partial(INPUTS[name].gather, work, store)
+                work = self.work(data, name, folder, EPOCHS, engine=Only(kind), progress=clock)
+                compute = partial(INPUTS[name].compute, work, INPUTS[name].store(work))
                 costs.append(self.measured(named(data, name, kind), compute, clock))
         return costs
 
@@ -251,9 +251,8 @@ class Rehearsal:
         with Store(folder, about | {"version": __version__, "threads": torch.get_num_threads()}).held():
             pass  # now it is the folder of a run
         for data, name, _ in self.parts({}):
-            work = self.work(data, name)
-            store = INPUTS[name].store(work, folder)
-            costs.append(self.measured(named(data, name, None), partial(INPUTS[name].gathered, work, store)))
+            compute = partial(INPUTS[name].numbers, self.work(data, name, folder))
+            costs.append(self.measured(named(data, name, None), compute))
         return costs
 
     def measured(self, part: str, compute: Callable[[], Any], clock: Clock | None = None) -> Cost:
@@ -272,7 +271,7 @@ class Rehearsal:
             traceback.print_exc()
             ended = f"FAILED: {type(error).__name__}: {error}"
         seconds = time.perf_counter() - started
-        whole = seconds if clock is None else clock.whole(seconds, self.effort.epochs / EPOCHS)
+        whole = seconds if clock is None else clock.whole(seconds, self.options.epochs / EPOCHS)
         cost = Cost(part, seconds, time.process_time() - before, whole, peak(self.model.device) / 2**30, ended)
         print(cost.line(), flush=True)
         return cost

@@ -23,7 +23,7 @@ from identikit.paper.claims.report import JudgedClaim, by_section, counted, read
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.figures.figure import Figure
 from identikit.paper.reproduce import computed_on
-from identikit.paper.texts import source
+from identikit.paper.texts import dataset_of
 
 KEPT = "*An earlier picture, in an older style and without error bars.*"
 
@@ -47,7 +47,7 @@ def arguments(folder: Path) -> dict[str, Any]:
 
 def command(figure: Figure, given: dict[str, Any]) -> str:
     """The command that draws one figure on the paper's data, with the model and the number of texts of a run."""
-    data, model = source(figure.data), given.get("model")
+    data, model = dataset_of(figure.data), given.get("model")
     parts = [f"identikit reproduce {figure.name}", f"--data {data} --data-dir GLUE" if data else ""]
     parts += [f"--model {Path(model).name if Path(model).exists() else model}" if model else ""]
     parts += [f"--first {given['first']}" if given.get("first") else ""]

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 import identikit as ik
 from identikit.maths.jacobian import NORMS
-from identikit.paper.inputs import GIVER, INPUTS
+from identikit.paper.inputs import INPUT_OF, INPUTS
 from identikit.paper.reproduce import Plan
 from tools import rehearse
 from tools.rehearse import DATA, KINDS, PARTS, Clock, Enough, packaged_vocabulary, save_bert
@@ -23,7 +23,7 @@ def test_the_parts_are_those_that_figures_and_claims_need():
     plan = Plan(data=DATA)
     entries = [*plan.figures, *plan.claims]
     needed = {
-        (plan.data_of(entry), GIVER[name].name)
+        (plan.data_of(entry), INPUT_OF[name].name)
         for entry in entries
         for need in entry.needs
         for norm in NORMS

@@ -43,7 +43,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 def little() -> Iterator[None]:
     """Train briefly."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reproduce, "SAMPLE", work.Effort(probes=3, folds=1, learning_rates=(0.003,), epochs=2, rows=10))
+        patch.setattr(
+            reproduce, "SAMPLE", work.PaperOptions(probes=3, folds=1, learning_rates=(0.003,), epochs=2, rows=10)
+        )
         patch.setattr("identikit.paper.collapse.ROUNDS", 1)
         yield
 
@@ -289,12 +291,12 @@ def test_texts_are_cut_as_in_the_paper_and_layers_and_heads_count_from_one(
     assert texts.PIECES == 128
     for module in (inputs, work):
         monkeypatch.setattr(module, "PIECES", 10)
-    cut = work.Work(model, "made up", ["w4 " * 30, "w5 w6 w7"])
+    cut = work.Work(model, "made up", ["w4 " * 30, "w5 w6 w7"], str(tmp_path))
     assert cut.lengths[0] == 10 > cut.lengths[1]
     assert cut.states.of(model).lengths.tolist() == cut.lengths
     counted: dict[str, set[int]] = {"layer": set(), "head": set()}
     for name in ("attention", "intervals", "attribution-sum"):
-        tables = INPUTS[name].tables(cut, INPUTS[name].store(cut, str(tmp_path)))
+        tables = INPUTS[name].read(cut)
         for column, places in counted.items():
             places.update(place for table in tables.values() if column in table for place in table[column])
         lengths = tables.get("correlation", pd.DataFrame({"tokens": cut.lengths}))["tokens"].tolist()
@@ -309,8 +311,8 @@ def test_texts_are_cut_as_in_the_paper_and_layers_and_heads_count_from_one(
 
 @pytest.mark.parametrize("name", ["untuned", "finetuned"])
 def test_maps_that_need_no_training_have_all_folds(name: str, model: Model, tmp_path: Path):
-    made_up = work.Work(model, "made up", [*PAIRS], effort=work.Effort(folds=4))
-    table = INPUTS[name].tables(made_up, INPUTS[name].store(made_up, str(tmp_path)))[name]
+    made_up = work.Work(model, "made up", [*PAIRS], str(tmp_path), work.PaperOptions(folds=4))
+    table = INPUTS[name].read(made_up)[name]
     assert set(table["map"]) == {"naive"} and set(table["target"]) == {"previous"}
     folds = table.groupby(["distance", "layer"])["fold"].nunique()
     assert folds.tolist() == [4] * len(folds) and len(folds) == 2 * 3
@@ -324,8 +326,8 @@ def test_the_papers_examples_are_the_papers(tmp_path: Path):
     )
     packaged = ik.load()
     assert " ".join(packaged.encode(texts.SENTENCE)[0].tokens) == printed
-    examples = work.Work(packaged, "examples", [texts.PASSAGE])
-    table = INPUTS["passage"].tables(examples, INPUTS["passage"].store(examples, str(tmp_path)))["passage"]
+    examples = work.Work(packaged, "examples", [texts.PASSAGE], str(tmp_path))
+    table = INPUTS["passage"].read(examples)["passage"]
     shown = table.drop_duplicates("query")
     assert shown["query_token"].iloc[[0, -1]].tolist() == ["the", "surroundings"]
     assert shown["query"].diff().dropna().eq(1).all() and set(table["layer"]) == {2}

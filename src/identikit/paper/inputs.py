@@ -1,14 +1,14 @@
-"""What figures and claims share: each input is computed once for a model and a dataset, and kept.
+"""The numbers that figures and claims share: each input is computed once per model and dataset, and kept.
 
-An input gathers plain numbers into its own folder, part by part, so that a stopped run resumes where it left off;
-`tables` makes them into the tables that `Evidence` holds. Gathering needs no pandas, so it runs on a bare GPU machine.
-The library counts layers and heads from 0, the paper from 1: `from_one` is the one place that turns one into the other.
+An input computes plain numbers into its own folder, part by part, so that a stopped run resumes where it left off;
+`Input.read` makes them into the tables that `Evidence` holds. Computing needs no pandas, so it runs on a bare GPU
+machine. The library counts layers and heads from 0, the paper from 1: only `from_one` converts between them.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -47,29 +47,31 @@ LEARNED = ("linear", "mlp")
 TAGS = "tags.json"  # kept beside contributions, so that figures by tag can be drawn where there is no tagger
 COUNTED = ("layer", "test_layer", "head")  # columns that count layers and heads
 
-Gathered = TypeVar("Gathered")
+Numbers = TypeVar("Numbers")
 
 
 @dataclass(frozen=True)
-class Input(Generic[Gathered]):
-    """One input: `gather` computes what its folder does not hold yet, `frames` makes it into the tables it `gives`.
+class Input(Generic[Numbers]):
+    """Numbers that are computed once per model and dataset, and kept in a folder.
 
-    `reads` are the settings that it depends on; `unmet` says why a piece of work cannot have it, if it cannot.
+    - `tables`: the names of the tables that they make
+    - `compute`: computes what the folder does not hold yet; `frames`: makes the tables from the numbers
+    - `options`: the names of the `PaperOptions` that they depend on
+    - `why_not`: returns why a model or its texts cannot have them; None if they can
     """
 
     name: str
-    gives: tuple[str, ...]
-    gather: Callable[[Work, Store], Gathered]
-    frames: "Callable[[Gathered], dict[str, DataFrame]]"
-    reads: tuple[str, ...] = ()
-    unmet: Callable[[Work], str | None] = lambda work: None
+    tables: tuple[str, ...]
+    compute: Callable[[Work, Store], Numbers]
+    frames: "Callable[[Numbers], dict[str, DataFrame]]"
+    options: tuple[str, ...] = ()
+    why_not: Callable[[Work], str | None] = lambda work: None
 
-    def store(self, work: Work, out: str) -> Store:
-        """Return the input's folder under `out`."""
+    def store(self, work: Work) -> Store:
+        """Return the input's folder."""
         name = re.sub("[^a-zA-Z0-9.-]+", "_", work.data.rpartition("/")[2])
         if name != work.data:  # a file, which may be moved
             name = f"{name}-{text_hash(work.texts)[:8]}"
-        chosen = asdict(work.effort) | {"precision": work.precision, "seed": work.seed}
         settings = {
             "texts": text_hash(work.texts),
             "pieces": PIECES,
@@ -77,31 +79,38 @@ class Input(Generic[Gathered]):
             "dtype": str(work.model.dtype),
             "threads": work.engine.threads,
             "version": __version__,
-            **{name: chosen[name] for name in self.reads},
+            **{option: getattr(work.options, option) for option in self.options},
         }
         recorded = {"data": {"source": work.data}, "model": {"name": work.model.name}}
-        return Store(f"{out}/inputs/{name}/{self.name}", settings, recorded)
+        return Store(f"{work.out}/inputs/{name}/{self.name}", settings, recorded)
 
-    def gathered(self, work: Work, store: Store) -> Gathered:
+    def numbers(self, work: Work) -> Numbers:
         """Return the input's numbers; what its folder keeps is not computed again."""
-        numbers = self.gather(work, store)
+        store = self.store(work)
+        numbers = self.compute(work, store)
         if not store.has(COMPUTED):
-            about = work.model.provenance("")
-            kept = {"device": device_name(work.model.device), "versions": about.versions, "revision": about.revision}
-            store.write(COMPUTED, json.dumps(kept, indent=1).encode())
+            origin = work.model.provenance("")
+            record = {
+                "device": device_name(work.model.device),
+                "versions": origin.versions,
+                "revision": origin.revision,
+            }
+            store.write(COMPUTED, json.dumps(record, indent=1).encode())
         return numbers
 
-    def tables(self, work: Work, store: Store) -> "dict[str, DataFrame]":
+    def read(self, work: Work) -> "dict[str, DataFrame]":
         """Return the input's tables, in which layers and heads count from 1."""
-        return self.frames(self.gathered(work, store))
+        return self.frames(self.numbers(work))
 
 
 def from_one(frames: "Mapping[str, DataFrame]") -> "dict[str, DataFrame]":
-    """Return tables that count layers and heads from 0 as the paper counts them, from 1."""
-    return {
-        name: frame.assign(**{column: frame[column] + 1 for column in COUNTED if column in frame})
-        for name, frame in frames.items()
-    }
+    """Convert tables that count layers and heads from 0 to the paper's counting from 1."""
+    return {name: _from_one(frame) for name, frame in frames.items()}
+
+
+def _from_one(frame: "DataFrame") -> "DataFrame":
+    columns = [column for column in COUNTED if column in frame]
+    return frame.assign(**{column: frame[column] + 1 for column in columns})
 
 
 # Attention and attribution
@@ -113,7 +122,7 @@ def _attention(work: Work, store: Store) -> dict[str, Tensor]:
 
 
 def _intervals(work: Work, store: Store) -> dict[str, Tensor]:
-    options = AttentionOptions(truncate=True, max_tokens=PIECES, intervals=work.effort.rows, seed=work.seed)
+    options = AttentionOptions(truncate=True, max_tokens=PIECES, intervals=work.options.rows, seed=work.options.seed)
     run = Run(store, work.engine, progress=work.progress)
     return attention_statistics(work.model, work.texts, run, options, only_intervals=True)
 
@@ -122,12 +131,14 @@ Contributions = tuple[Mixing, PerToken, list[str] | None]  # with the tag of eac
 
 
 def _attribution(norm: str) -> Input:
-    def gather(work: Work, store: Store) -> Contributions:
+    """Return the input of contributions under a norm."""
+
+    def compute(work: Work, store: Store) -> Contributions:
         options = AttributionOptions(
-            probes="exact" if norm == "sum" else work.effort.probes,  # one direction per target: exact is cheap there
+            probes="exact" if norm == "sum" else work.options.probes,  # one direction per target: exact is cheap there
             norm=norm,
-            precision=work.precision,
-            seed=work.seed,
+            precision=work.options.precision,
+            seed=work.options.seed,
             truncate=True,
             max_tokens=PIECES,
         )
@@ -139,16 +150,16 @@ def _attribution(norm: str) -> Input:
             store.write_json(TAGS, tags)
         return *statistics, tags
 
-    def frames(gathered: Contributions) -> "dict[str, DataFrame]":
-        tables = from_one(attribution_tables.frames(*gathered))
+    def frames(contributions: Contributions) -> "dict[str, DataFrame]":
+        tables = from_one(attribution_tables.frames(*contributions))
         return {f"{name} {norm}": frame for name, frame in tables.items()}
 
-    def unmet(work: Work) -> str | None:
-        sampled = norm == "spectral" and work.effort.probes != "exact"
+    def why_not(work: Work) -> str | None:
+        sampled = norm == "spectral" and work.options.probes != "exact"
         return "needs every direction: leave out --first" if sampled else None
 
     names = tuple(f"{name} {norm}" for name in ("own", "groups", "offsets", "tags"))
-    return Input(f"attribution-{norm}", names, gather, frames, ("probes", "precision", "seed"), unmet)
+    return Input(f"attribution-{norm}", names, compute, frames, ("probes", "precision", "seed"), why_not)
 
 
 # Token identifiability: each kind of map is a file of rows
@@ -173,60 +184,58 @@ def _identity(
     distances: tuple[str, ...] = DISTANCES,
     last_but_one: bool = False,
 ) -> Input:
-    """Return an input of token identifiability, in at most so many folds; maps are of all layers, or of one."""
+    """Return an input of token identifiability, in at most `folds` folds; maps are of all layers, or of one."""
 
-    def possible(work: Work) -> list[str]:
-        naive = work.model.d_input == work.model.d_model  # such a map needs inputs as wide as hidden vectors
-        return [kind for kind in kinds if naive or kind != "naive"]
+    def possible_kinds(work: Work) -> list[str]:
+        has_naive = work.model.d_input == work.model.d_model  # such a map needs inputs as wide as hidden vectors
+        return [kind for kind in kinds if has_naive or kind != "naive"]
 
-    def gather(work: Work, store: Store) -> Rows:
-        effort = work.effort
+    def compute(work: Work, store: Store) -> Rows:
+        options = work.options
         settings = Settings(
-            folds=min(folds, effort.folds), seed=work.seed, learning_rates=effort.learning_rates, epochs=effort.epochs
+            folds=min(folds, options.folds),
+            seed=options.seed,
+            learning_rates=options.learning_rates,
+            epochs=options.epochs,
         )
         layers = (max(work.model.n_layers - 2, 0),) if last_but_one else None
-        job = IdentifiabilityJob(work.states, experiment, distances, settings, work.precision, work.progress)
-        parts = {kind: (kind, layers) for kind in possible(work)}
+        job = IdentifiabilityJob(work.states, experiment, distances, settings, options.precision, work.progress)
+        parts = {kind: (kind, layers) for kind in possible_kinds(work)}
         rates = Run(store, work.engine).parts(work.model, job, parts, what=name)
         return [row | {"model": work.model.name} for rows in rates for row in rows]  # it may have been renamed since
 
-    def unmet(work: Work) -> str | None:
+    def why_not(work: Work) -> str | None:
         if len(work.texts) < BLOCKS:
             return f"needs at least {BLOCKS} texts"
-        if not possible(work):
+        if not possible_kinds(work):
             return "not applicable: inputs and hidden vectors differ in size, so there is no naive map"
         return None
 
-    reads = ("folds", "learning_rates", "epochs", "precision", "seed")
-    return Input(name, (name,), gather, lambda rows: from_one({name: _frame(rows)}), reads, unmet)
+    options = ("folds", "learning_rates", "epochs", "precision", "seed")
+    return Input(name, (name,), compute, lambda rows: from_one({name: _frame(rows)}), options, why_not)
 
 
 # The paper's two examples, and the products of matrices
 
 
-Noted = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and what is noted with them
+Example = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and what is noted with them
 
 
-def _kept_in(file: str, compute: Callable[[Work], Any]) -> Callable[[Work, Store], Any]:
-    """Return a way to gather what one file holds, computed and written if it is not there or damaged."""
+def _kept_in(file: str, compute: Callable[[Work], Example]) -> Callable[[Work, Store], Example]:
+    """Return a function that reads a file of tensors; one that is missing or damaged is computed and written first."""
 
-    def gather(work: Work, store: Store) -> Any:
-        as_json = file.endswith(".json")
-        read = store.read_json if as_json else store.read_tensors
-        kept = store.usable(file, read)
-        if kept is not None:
-            return kept
-        if as_json:
-            store.write_json(file, compute(work))
-        else:
+    def read_or_compute(work: Work, store: Store) -> Example:
+        kept = store.usable(file, store.read_tensors)
+        if kept is None:
             store.write_tensors(file, *compute(work))
-        return read(file)
+            kept = store.read_tensors(file)
+        return kept
 
-    return gather
+    return read_or_compute
 
 
-def _unread(text: Text, work: Work) -> str | None:
-    """Say why a model cannot read a text, if it cannot."""
+def _unreadable(text: Text, work: Work) -> str | None:
+    """Return why a model cannot read a text; None if it can."""
     try:
         work.model.encode(text)
     except InputError as reason:
@@ -234,7 +243,7 @@ def _unread(text: Text, work: Work) -> str | None:
     return None
 
 
-def _passage(work: Work) -> Noted:
+def _passage(work: Work) -> Example:
     """Compute raw and effective attention of the passage in Appendix A.3, in the layer like the paper's fourth."""
     layer = max(round(work.model.n_layers * 4 / 12), 1) - 1
     (encoded,) = work.model.encode(PASSAGE)
@@ -248,88 +257,91 @@ def _passage(work: Work) -> Noted:
     return {"raw": edges.raw, "effective": edges.effective, "query": torch.tensor(queries)}, about
 
 
-def _sentence(work: Work) -> Noted:
+def _sentence(work: Work) -> Example:
     """Compute where the hidden vectors of Appendix C.4's sentence come from."""
+    options = work.options
     attribution = token_attribution(
-        work.model, SENTENCE, probes=work.effort.probes, precision=work.precision, seed=work.seed
+        work.model, SENTENCE, probes=options.probes, precision=options.precision, seed=options.seed
     )
     return {"contribution": attribution.contribution}, {"tokens": attribution.tokens}
 
 
-def _places(axes: dict[str, Sequence[int]], tokens: list[str]) -> "DataFrame":
-    """Return a row for each combination of places, and the token at each place that is one of the text's."""
+def _collapse(work: Work, store: Store) -> Rows:
+    """Read the measurements of collapsed products, computed first if there are none."""
+    file = "collapse.json"
+    rows = store.usable(file, store.read_json)
+    if rows is None:
+        rows = plain(collapse.measure(work.model, seed=work.options.seed))
+        store.write_json(file, rows)
+    return rows
+
+
+def _grid(axes: dict[str, Sequence[int]], tokens: list[str]) -> "DataFrame":
+    """Return a row for each combination of indices, and the token at each index of a token axis."""
     from pandas import MultiIndex
 
     frame = MultiIndex.from_product(list(axes.values()), names=list(axes)).to_frame(index=False)
-    words = {f"{name}_token": [tokens[place] for place in frame[name]] for name in axes if name not in COUNTED}
-    return frame.assign(**words)
+    token_axes = [name for name in axes if name not in COUNTED]
+    return frame.assign(**{f"{name}_token": [tokens[index] for index in frame[name]] for name in token_axes})
 
 
-def _passage_frames(gathered: Noted) -> "dict[str, DataFrame]":
-    tensors, about = gathered
+def _passage_frames(example: Example) -> "dict[str, DataFrame]":
+    tensors, about = example
     tokens = about["tokens"]
     axes = {"head": range(len(tensors["raw"])), "query": tensors["query"].tolist(), "key": range(len(tokens))}
     raw = tensors["raw"].double().flatten().numpy()
     effective = tensors["effective"].double().flatten().numpy()
-    frame = _places(axes, tokens).assign(layer=about["layer"], raw=raw, effective=effective, null=raw - effective)
+    frame = _grid(axes, tokens).assign(layer=about["layer"], raw=raw, effective=effective, null=raw - effective)
     columns = [*axes, "layer", "raw", "effective", "null", "query_token", "key_token"]
     return from_one({"passage": frame.filter(columns)})
 
 
-def _sentence_frames(gathered: Noted) -> "dict[str, DataFrame]":
-    tensors, about = gathered
+def _sentence_frames(example: Example) -> "dict[str, DataFrame]":
+    tensors, about = example
     contribution = tensors["contribution"]
-    places = range(len(about["tokens"]))
-    frame = _places({"layer": range(len(contribution)), "input": places, "output": places}, about["tokens"])
+    positions = range(len(about["tokens"]))
+    frame = _grid({"layer": range(len(contribution)), "input": positions, "output": positions}, about["tokens"])
     return from_one({"sentence": frame.assign(contribution=contribution.double().flatten().numpy())})
 
 
-INPUTS: Mapping[str, Input[Any]] = {
-    given.name: given
-    for given in (
-        Input(
-            "attention",
-            ("correlation", "correlation_by_layer", "correlation_by_head", "null_dimension", "types"),
-            _attention,
-            lambda gathered: from_one(attention_tables.frames(gathered)),
-        ),
-        Input(
-            "intervals",
-            ("intervals", "intervals_by_length", "groups"),
-            _intervals,
-            lambda gathered: from_one(certainty.frames(gathered)),
-            ("rows", "seed"),
-        ),
-        *(_attribution(norm) for norm in NORMS),
-        _identity("rates", ("naive", *LEARNED), Experiment(on_all_layers=True, splits=("test", "train"))),
-        _identity("shares", ("mlp",), _BY_SHARE, folds=1, distances=("l2",), last_but_one=True),
-        _identity("previous", ("naive", *LEARNED), _PREVIOUS, folds=1),
-        _identity("untuned", ("naive",), _PREVIOUS),  # no map is trained, so all folds cost nothing
-        _identity("finetuned", ("naive",), _PREVIOUS),
-        _identity("neighbours", LEARNED, EXPERIMENTS["neighbours"], folds=1),
-        Input(
-            "passage",
-            ("passage",),
-            _kept_in("passage.safetensors", _passage),
-            _passage_frames,
-            unmet=partial(_unread, PASSAGE),
-        ),
-        Input(
-            "sentence",
-            ("sentence",),
-            _kept_in("sentence.safetensors", _sentence),
-            _sentence_frames,
-            ("probes", "precision", "seed"),
-            partial(_unread, SENTENCE),
-        ),
-        Input(
-            "collapse",
-            ("collapse",),
-            _kept_in("collapse.json", lambda work: plain(collapse.measure(work.model, seed=work.seed))),
-            lambda rows: {"collapse": _frame(rows)},  # which counts from 1 already
-            ("seed",),
-        ),
-    )
-}
-GIVER: Mapping[str, Input[Any]] = {table: given for given in INPUTS.values() for table in given.gives}
-"""The input that gives each table."""
+_ALL: tuple[Input[Any], ...] = (
+    Input(
+        "attention",
+        ("correlation", "correlation_by_layer", "correlation_by_head", "null_dimension", "types"),
+        _attention,
+        lambda numbers: from_one(attention_tables.frames(numbers)),
+    ),
+    Input(
+        "intervals",
+        ("intervals", "intervals_by_length", "groups"),
+        _intervals,
+        lambda numbers: from_one(certainty.frames(numbers)),
+        ("rows", "seed"),
+    ),
+    *(_attribution(norm) for norm in NORMS),
+    _identity("rates", ("naive", *LEARNED), Experiment(on_all_layers=True, splits=("test", "train"))),
+    _identity("shares", ("mlp",), _BY_SHARE, folds=1, distances=("l2",), last_but_one=True),
+    _identity("previous", ("naive", *LEARNED), _PREVIOUS, folds=1),
+    _identity("untuned", ("naive",), _PREVIOUS),  # no map is trained, so all folds cost nothing
+    _identity("finetuned", ("naive",), _PREVIOUS),
+    _identity("neighbours", LEARNED, EXPERIMENTS["neighbours"], folds=1),
+    Input(
+        "passage",
+        ("passage",),
+        _kept_in("passage.safetensors", _passage),
+        _passage_frames,
+        why_not=partial(_unreadable, PASSAGE),
+    ),
+    Input(
+        "sentence",
+        ("sentence",),
+        _kept_in("sentence.safetensors", _sentence),
+        _sentence_frames,
+        ("probes", "precision", "seed"),
+        partial(_unreadable, SENTENCE),
+    ),
+    Input("collapse", ("collapse",), _collapse, lambda rows: {"collapse": _frame(rows)}, ("seed",)),  # counts from 1
+)
+INPUTS: Mapping[str, Input[Any]] = {entry.name: entry for entry in _ALL}
+INPUT_OF: Mapping[str, Input[Any]] = {table: entry for entry in _ALL for table in entry.tables}
+"""The input that each table is made from."""

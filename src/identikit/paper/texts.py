@@ -9,8 +9,8 @@ from identikit.texts.text import Text
 
 PIECES = 128  # texts are cut there, as in the paper
 SAMPLES = "samples"  # the embedded texts
-PART_OF = {"mnli-500": "mnli"}
-FIRST = {"mnli": 4000, "mnli-500": 500, "wikitext": 1000}  # how many texts the figures take, where not all
+SUBSETS = {"mnli-500": "mnli"}  # parts of datasets
+TEXTS_TAKEN = {"mnli": 4000, "mnli-500": 500, "wikitext": 1000}  # where figures do not take all
 
 SENTENCE: Text = (  # of Figures 19 to 25 (Appendix C.4), as MRPC writes it
     "He said the foodservice pie business doesn 't fit the company 's long-term growth strategy .",
@@ -31,9 +31,9 @@ PASSAGE_ROWS = (  # what Figure 6 has on its vertical axis
 )
 
 
-def source(data: str) -> str:
-    """Return the dataset that the data of a figure are part of."""
-    return PART_OF.get(data, data)
+def dataset_of(data: str) -> str:
+    """Return the dataset that a figure's data are part of."""
+    return SUBSETS.get(data, data)
 
 
 def paper_texts(
@@ -45,17 +45,18 @@ def paper_texts(
     elif data == "wikitext":
         stream = segments(str(paragraph) for paragraph in read_texts(data, data_dir=data_dir))
     else:
-        stream = read_texts(source(data), data_dir=data_dir, columns=columns)
-    limits = [limit for limit in (FIRST.get(data), first) if limit is not None]
+        stream = read_texts(dataset_of(data), data_dir=data_dir, columns=columns)
+    limits = [limit for limit in (TEXTS_TAKEN.get(data), first) if limit is not None]
     return list(islice(stream, min(limits, default=None)))
 
 
 def segments(paragraphs: Iterable[str]) -> Iterator[Text]:
-    """Yield pairs of neighbouring sentences, each sentence once, that lie in one paragraph of WikiText.
+    """Yield pairs of neighbouring sentences of one paragraph of WikiText, each sentence once.
 
     WikiText writes hyphens, and the marks inside numbers, between @ signs; these signs are removed.
     """
     for paragraph in paragraphs:
         plain = re.sub(r" @(.)@ ", r"\1", paragraph)
-        sentences = [part for part in re.split(r"(?<= [.!?]) +(?=[\"'(]?[A-Z0-9])", plain) if part.strip()]
+        pieces = re.split(r"(?<= [.!?]) +(?=[\"'(]?[A-Z0-9])", plain)
+        sentences = [piece for piece in pieces if piece.strip()]
         yield from zip(sentences[::2], sentences[1::2], strict=False)
