@@ -19,7 +19,7 @@ import pandas as pd
 from identikit.maths.jacobian import NORMS
 from identikit.paper.claims.catalogue import CLAIMS
 from identikit.paper.claims.claim import NOTHING, Verdict
-from identikit.paper.claims.report import JudgedClaim, by_section, counted, read_rows
+from identikit.paper.claims.report import JudgedClaim, by_section, counts_in_words, read_rows
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.paper.figures.figure import Figure
 from identikit.paper.reproduce import computed_on
@@ -63,7 +63,7 @@ def claims(folders: Sequence[Path]) -> list[str]:
             found[one.claim.name], sizes[one.claim.name] = one, arguments(folder).get("first")
     judged = [found[name] for name in CLAIMS if name in found]
     symbols = ", ".join(f"{verdict.symbol} {verdict}" for verdict in Verdict if verdict != Verdict.MIXED)
-    lines = [counted(judged), "", f"{symbols}; `claims.csv` of a run has the rules.", ""]
+    lines = [counts_in_words(judged), "", f"{symbols}; `claims.csv` of a run has the rules.", ""]
     lines += ["| claim | data | the paper | measured |", "|---|---|---|---|"]
     for one in [one for claims in by_section(judged).values() for one in claims]:  # our own come last
         texts = sizes[one.claim.name]

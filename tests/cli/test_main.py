@@ -11,7 +11,7 @@ import typer
 
 import identikit as ik
 from identikit.cli.main import app
-from identikit.paper.claims.catalogue import CLAIMS, needed, sample_sizes
+from identikit.paper.claims.catalogue import CLAIMS, sample_sizes, texts_in_words
 from identikit.paper.figures.catalogue import FIGURES
 from identikit.web import report
 from tests.cli.made import run
@@ -292,7 +292,7 @@ def test_what_can_be_reproduced_is_listed():
     names = [line.split(":")[0] for line in done.stdout.splitlines()]
     assert done.status == 0 and done.stderr == "" and len(names) == len({*names})
     assert {*names} == {*FIGURES, *CLAIMS}
-    assert all(f"needs {needed(claim.texts)})" in done.stdout for claim in CLAIMS.values())
+    assert all(f"needs {texts_in_words(claim.texts)})" in done.stdout for claim in CLAIMS.values())
 
 
 def test_help_says_what_every_command_does_and_cuts_nothing_short():

@@ -10,7 +10,7 @@ import pytest
 
 from identikit.errors import InputError
 from identikit.maths.jacobian import NORMS
-from identikit.paper.claims.catalogue import CLAIMS, judge, needed, sample_sizes
+from identikit.paper.claims.catalogue import CLAIMS, judge, sample_sizes, texts_in_words
 from identikit.paper.claims.claim import EXACT, TEXTS, WHOLE, Verdict
 from identikit.paper.claims.report import SECTIONS
 from identikit.paper.evidence import Evidence, Subject
@@ -165,7 +165,7 @@ def test_a_rank_test_without_power_decides_nothing(times: int, verdict: Verdict)
 def test_sample_sizes_are_told_from_the_claims():
     told = sample_sizes()
     assert len(told) == len(TEXTS) and sum(int(line.rsplit("(")[1].split()[0]) for line in told) == len(CLAIMS)
-    assert {needed(claim.texts) for claim in CLAIMS.values()} == {line.split(":")[0] for line in told}
+    assert {texts_in_words(claim.texts) for claim in CLAIMS.values()} == {line.split(":")[0] for line in told}
 
 
 # What does not apply

@@ -8,7 +8,15 @@ from rich.console import Console
 
 from identikit.paper.claims.catalogue import CLAIMS
 from identikit.paper.claims.claim import NOTHING, Finding, Verdict
-from identikit.paper.claims.report import COLUMNS, JudgedClaim, by_section, claims_table, counted, read_rows, rows
+from identikit.paper.claims.report import (
+    COLUMNS,
+    JudgedClaim,
+    by_section,
+    claims_table,
+    counts_in_words,
+    read_rows,
+    rows,
+)
 
 HOLDS, FAILS, UNDECIDED, NOT_APPLICABLE = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_APPLICABLE
 LONG = "layer 6 of 6 stands for the paper's 12"
@@ -95,7 +103,7 @@ def test_our_own_claims_stand_apart_and_are_counted_apart():
     ours = replace(one("sep-peak-certain", Finding(FAILS, "0.1"), data="wikitext"), claim=CLAIMS["sep-peak-certain"])
     judged = [ours, *made()]
     assert list(by_section(judged))[-1] == "Beside the paper"
-    assert counted(judged).endswith("to this model. 1 claim of ours: 1 does not hold.")
+    assert counts_in_words(judged).endswith("to this model. 1 claim of ours: 1 does not hold.")
     text = printed(judged)
     assert text.index("Appendix D: Other") < text.index("Beside the paper: our own") < text.index("not in the paper")
     assert [row["section"] for row in rows(judged)][:2] == ["Beside the paper", "Section 5"]
@@ -110,10 +118,10 @@ def test_verdicts_are_coloured_and_markup_in_a_name_is_text():
 
 
 def test_counts():
-    assert counted([]) == "No claim was judged."
-    assert counted(made()[1:2]) == "1 claim: 1 holds."
+    assert counts_in_words([]) == "No claim was judged."
+    assert counts_in_words(made()[1:2]) == "1 claim: 1 holds."
     whole = (
         "6 claims: 2 hold, 1 does not hold, 1 depends on the norm, 1 is undecided, 1 is not applicable to this model."
     )
-    assert counted(made()) == whole
+    assert counts_in_words(made()) == whole
     assert whole in " ".join(printed(made()).split())

@@ -90,7 +90,7 @@ def test_every_figure_is_drawn_or_listed(whole: Report, model: Model):
 def test_every_claim_is_judged_or_listed(whole: Report):
     judged, listed = {one.claim.name: one for one in whole.claims}, dict(whole.listed)
     assert {*judged} | {name for name in listed if name not in FIGURES} == {*CLAIMS}
-    assert {listed[claim.name] for claim in datasets.claim.values()} == {
+    assert {listed[claim.name] for claim in datasets.claims.values()} == {
         *(f"needs --data {data}" for data in ("mrpc", "cola", "mnli"))
     }
     assert {*judged["own-contribution-falls"].findings} == {"frobenius", "sum"}  # spectral needs every direction

@@ -192,13 +192,13 @@ for command in (*COMMANDS.values(), status, resume, verify, merge, diff, report,
 def _list_the_paper(wanted: bool) -> bool:
     if not wanted:
         return wanted
-    from identikit.paper.claims.catalogue import CLAIMS, needed
+    from identikit.paper.claims.catalogue import CLAIMS, texts_in_words
     from identikit.paper.figures.catalogue import FIGURES
 
     for figure in FIGURES.values():
         typer.echo(f"{figure.name}: {figure.caption}")
     for claim in CLAIMS.values():
-        typer.echo(f"{claim.name}: {claim.words} ({claim.where}; needs {needed(claim.texts)})")
+        typer.echo(f"{claim.name}: {claim.words} ({claim.where}; needs {texts_in_words(claim.texts)})")
     raise typer.Exit
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from identikit.maths.jacobian import NORMS
 from identikit.paper.claims.claim import BESIDE, NOTHING
-from identikit.paper.claims.report import SECTIONS, JudgedClaim, by_section, counted, counts
+from identikit.paper.claims.report import SECTIONS, JudgedClaim, by_section, counts_in_words, verdict_counts
 
 LARGEST_SVG = 300_000  # bytes; above it the PNG is shown
 ALL_SVG = 7_500_000  # bytes of all figures together: base64 makes 10 MB of them
@@ -92,8 +92,8 @@ def gallery(
         title=title,
         headline=HEADLINE,
         about=about,
-        summary=counted(judged),
-        counts=counts(judged),
+        summary=counts_in_words(judged),
+        counts=verdict_counts(judged),
         judged=judged,
         claims=by_section(judged),
         figures={section: pictures for section, pictures in sections.items() if pictures},

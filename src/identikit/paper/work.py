@@ -8,7 +8,7 @@ from identikit.models.model import Model
 from identikit.paper.texts import PIECES
 from identikit.progress import Progress, silent
 from identikit.runs.engines import Engine, Local
-from identikit.texts.text import Encoded, Text
+from identikit.texts.text import EncodedText, Text
 from identikit.tokens.dataset import TextStates
 from identikit.tokens.protocol import Settings
 
@@ -49,7 +49,7 @@ class Work:
     progress: Progress = field(default=silent, compare=False)
 
     @cached_property
-    def _encoded(self) -> list[Encoded]:
+    def _encoded(self) -> list[EncodedText]:
         return self.model.encode(self.texts, truncate=True, max_tokens=PIECES)
 
     @cached_property

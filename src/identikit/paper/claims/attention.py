@@ -9,12 +9,11 @@ from identikit.paper.claims.claim import (
     AVERAGED,
     BESIDE,
     EXACT,
-    Basis,
     Claims,
     Finding,
     Measurement,
     Verdict,
-    decided,
+    decide,
     finding,
     percent,
     rank_trend,
@@ -34,21 +33,23 @@ RISE = (
     "raw attention in the layers that lie wholly within {} is at least 1.5 times that elsewhere, and the rise of "
     "effective attention there is at most a tenth of the rise of raw attention"
 )
-_TYPES = Basis(("types", "correlation"), "wikitext", AVERAGED)
-_PASSAGE = Basis(("passage",), "", EXACT)
-
-_INTERVALS = Basis(("intervals",), "wikitext", AVERAGED)
-_GROUPS = Basis(("groups",), "wikitext", AVERAGED)
 ENOUGH = 0.1  # the least raw attention that can be lost
 LOST = 0.1  # effective attention loses it where it is below this share of raw attention
 MOSTLY = 0.5
+
 NEW = "not in the paper"
 
-claim = Claims()
+claims = Claims()
 ours = Claims()
+_on_types = claims.on("types", "correlation", data="wikitext", texts=AVERAGED)
+_on_passage = claims.on("passage", data="", texts=EXACT)
+_on_groups = ours.on("groups", data="wikitext", texts=AVERAGED)
+_on_intervals = ours.on("intervals", data="wikitext", texts=AVERAGED)
 
 
-@claim("null-space-bound", "Section 3.2, Eq. 3 and 6", Basis(("null_dimension",), "wikitext", EXACT), paper="proved")
+@claims.on("null_dimension", data="wikitext", texts=EXACT)(
+    "null-space-bound", "Section 3.2, Eq. 3 and 6", paper="proved"
+)
 def _null_bound(evidence: Evidence) -> Finding:
     """T has rank at most min(n, d_v), so its null space has dimension at least n − d_v.
 
@@ -68,21 +69,21 @@ def _all_one_in_short_texts(texts: Table, column: str, limit: int) -> Finding:
     """Judge that a number is 1 in every text of at most `limit` tokens."""
     short = texts.query("tokens <= @limit")
     require(len(short), f"no text has {limit} tokens or fewer")
-    least = short[column].min()
-    return finding(least >= 1 - ROUNDING, f"at least {least:.6f} in {len(short)} texts of at most {limit} tokens")
+    lowest = short[column].min()
+    return finding(lowest >= 1 - ROUNDING, f"at least {lowest:.6f} in {len(short)} texts of at most {limit} tokens")
 
 
 def _falls_with_length(texts: Table, column: str, limit: int) -> Finding:
     """Judge that a number of each text falls with the text's length beyond a limit."""
     long = texts.query("tokens > @limit")
     require(long["tokens"].nunique() > 1, f"no two texts of different length have more than {limit} tokens")
-    rank = 0.0
-    pvalue = 1.0
-    measured = f"{long[column].iloc[0]:.2f} at every length"
     if long[column].nunique() > 1:
         rank, pvalue = rank_trend(long["tokens"], long[column])
         chance = f"p = {pvalue:.1g}" if pvalue > 0 else "p < 1e-300"
         measured = f"rank correlation {rank:.2f}, {chance}, {len(long)} texts"
+    else:
+        rank, pvalue = 0.0, 1.0
+        measured = f"{long[column].iloc[0]:.2f} at every length"
     if pvalue >= LIKELY and len(long) < POWERFUL:
         why = f"{len(long)} texts above {limit} tokens show no clear trend, and it takes {POWERFUL} to rule one out"
         return Finding(Verdict.UNDECIDED, measured, why)
@@ -94,11 +95,8 @@ def _correlation(evidence: Evidence) -> Table:
     return evidence.tables["correlation"].dropna(subset="pearson")
 
 
-@claim(
-    "correlation-one-in-short-texts",
-    "Section 3.5, Fig. 1a",
-    Basis(("correlation",), "wikitext", EXACT),
-    paper="1 below 64 tokens",
+@claims.on("correlation", data="wikitext", texts=EXACT)(
+    "correlation-one-in-short-texts", "Section 3.5, Fig. 1a", paper="1 below 64 tokens"
 )
 def _one_where_short(evidence: Evidence) -> Finding:
     """Up to d_v tokens, effective attention equals raw attention.
@@ -108,11 +106,8 @@ def _one_where_short(evidence: Evidence) -> Finding:
     return _all_one_in_short_texts(_correlation(evidence), "pearson", evidence.subject.d_value)
 
 
-@claim(
-    "correlation-falls-with-length",
-    "Section 3.5, Fig. 1a",
-    Basis(("correlation",), "wikitext", AVERAGED),
-    paper="decreases with sequence length",
+@claims.on("correlation", data="wikitext", texts=AVERAGED)(
+    "correlation-falls-with-length", "Section 3.5, Fig. 1a", paper="decreases with sequence length"
 )
 def _falls_where_long(evidence: Evidence) -> Finding:
     """Beyond d_v tokens, the correlation falls with length.
@@ -128,15 +123,15 @@ def _received(evidence: Evidence, *types: str) -> Table:
     limit = evidence.subject.d_value
     long = evidence.tables["correlation"]["tokens"] > limit
     require(long.any(), f"no text has more than {limit} tokens, so there is no null space")
-    everyone = evidence.tables["types"].query("source == 'all'")
-    received = everyone.pivot_table(index="layer", columns=["map", "target"], values="attention")
+    from_all = evidence.tables["types"].query("source == 'all'")
+    received = from_all.pivot_table(index="layer", columns=["map", "target"], values="attention")
     absent = [TYPES[name] for name in types if not received["raw", name].any()]
     require(not absent, f"these texts have no {' and no '.join(absent)}")
     return received
 
 
 def _inside(evidence: Evidence, layers: Table, part: tuple[float, float]) -> Table:
-    """Say which layers are in a part of the depth; some must be, and some must not."""
+    """Return which layers are in a part of the depth; some must be, and some must not."""
     inside = layers.isin(evidence.subject.layers_within(*part))
     require(inside.any() and not inside.all(), "too few layers to tell this part of the depth from the rest")
     return inside
@@ -146,28 +141,24 @@ def _peak_disappears(evidence: Evidence, target: str, part: tuple[float, float])
     """Judge that raw attention to a type peaks in a part of the depth, and effective attention does not."""
     received = _received(evidence, target)
     inside = _inside(evidence, received.index.to_series(), part)
-    there = received[inside].mean()
-    elsewhere = received[~inside].mean()
-    rise = there - elsewhere
-    peaks = there["raw", target] >= PEAK * elsewhere["raw", target]
-    measured = ", ".join(
-        f"{name} {there[name, target]:.3f} against {elsewhere[name, target]:.3f}" for name in ("raw", "effective")
-    )
-    why = "" if peaks else "raw attention has no peak there"
-    return finding(peaks and rise["effective", target] <= rise["raw", target] / 10, measured, why)
+    raw, effective = received[inside].mean()[[("raw", target), ("effective", target)]]
+    raw_elsewhere, effective_elsewhere = received[~inside].mean()[[("raw", target), ("effective", target)]]
+    peaks = raw >= PEAK * raw_elsewhere
+    disappears = effective - effective_elsewhere <= (raw - raw_elsewhere) / 10
+    measured = f"raw {raw:.3f} against {raw_elsewhere:.3f}, effective {effective:.3f} against {effective_elsewhere:.3f}"
+    return finding(peaks and disappears, measured, "" if peaks else "raw attention has no peak there")
 
 
-claim(
+_on_types(
     "sep-peak-disappears",
     "Section 3.5, Fig. 1b and 1c",
-    _TYPES,
     words="Raw attention to [SEP] peaks in middle layers; effective attention does not",
     paper="the peak has disappeared",
     rule=RISE.format("the middle half of the depth"),
 )(partial(_peak_disappears, target="sep", part=MIDDLE))
 
 
-@claim("sep-attention-in-null-space", "Section 3.5 and Appendix A.2, Fig. 5", _TYPES, paper="most of it")
+@_on_types("sep-attention-in-null-space", "Section 3.5 and Appendix A.2, Fig. 5", paper="most of it")
 def _mostly_null(evidence: Evidence) -> Finding:
     """In middle layers, raw attention to [SEP] lies in the null space.
 
@@ -180,17 +171,16 @@ def _mostly_null(evidence: Evidence) -> Finding:
     return finding(share > 0.5, percent(share))
 
 
-claim(
+_on_types(
     "punctuation-peak-disappears",
     "Section 3.5, Fig. 1b and 1c",
-    _TYPES,
     words="Raw attention to periods and commas peaks in the deepest layers; effective attention does not",
     paper="a sharp peak in layers 10 to 12, in the null space",
     rule=RISE.format("the last quarter of the depth (at least the last layer)"),
 )(partial(_peak_disappears, target="punctuation", part=DEEP))
 
 
-@claim("punctuation-over-special-tokens", "Section 3.5, Fig. 1c", _TYPES, paper="generally")
+@_on_types("punctuation-over-special-tokens", "Section 3.5, Fig. 1c", paper="generally")
 def _punctuation_ahead(evidence: Evidence) -> Finding:
     """Periods and commas get more effective attention than [CLS] and [SEP].
 
@@ -211,10 +201,9 @@ def _on_special(evidence: Evidence) -> Table:
     return head[head["special"]]
 
 
-@claim(
+@_on_passage(
     "passage-special-tokens-vanish",
     "Appendix A.3, Fig. 6",
-    _PASSAGE,
     paper="vanished; the null space carries all of it",
 )
 def _special_vanish(evidence: Evidence) -> Finding:
@@ -227,7 +216,7 @@ def _special_vanish(evidence: Evidence) -> Finding:
     return finding(effective < raw / 10, f"raw {raw:.2f}, effective {effective:.2f} in head {special['head'].iloc[0]}")
 
 
-@claim("passage-make-to-them", "Appendix A.3, Fig. 6", _PASSAGE, paper="“make” to “them”, 48 positions away")
+@_on_passage("passage-make-to-them", "Appendix A.3, Fig. 6", paper="“make” to “them”, 48 positions away")
 def _make_them(evidence: Evidence) -> Finding:
     """In the passage, the largest effective weight off the diagonal is from “make” to “them” in the first sentence.
 
@@ -235,15 +224,14 @@ def _make_them(evidence: Evidence) -> Finding:
     not on a special token is from “make” to “them” (which cannot be the “them” right after it).
     """
     _on_special(evidence)
-    shown: Table = passage(evidence)
-    queries = shown["query_token"].str.lstrip("Ġ▁")
-    keys = shown["key_token"].str.lstrip("Ġ▁")
-    both = (queries == "make").any() and (keys == "them").any()
-    require(both, "the tokenizer has no pieces “make” and “them” in the passage")
-    place = shown["highlighted"].idxmax()
-    away = abs(shown["query"][place] - shown["key"][place])
-    measured = f"“{queries[place]}” to “{keys[place]}”, {away} away, in head {shown['head'][place]}"
-    return finding((queries[place], keys[place]) == ("make", "them"), measured)
+    edges: Table = passage(evidence)
+    edges = edges.assign(query_word=edges["query_token"].str.lstrip("Ġ▁"), key_word=edges["key_token"].str.lstrip("Ġ▁"))
+    has_both = (edges["query_word"] == "make").any() and (edges["key_word"] == "them").any()
+    require(has_both, "the tokenizer has no pieces “make” and “them” in the passage")
+    largest = edges.loc[edges["highlighted"].idxmax()]
+    away = abs(largest["query"] - largest["key"])
+    measured = f"“{largest['query_word']}” to “{largest['key_word']}”, {away} away, in head {largest['head']}"
+    return finding((largest["query_word"], largest["key_word"]) == ("make", "them"), measured)
 
 
 # Claims of ours, beside the paper's: what of attention is determined where effective attention loses it. An alternative
@@ -256,7 +244,9 @@ def _certain_mass(evidence: Evidence) -> Table:
     return mean_over_rows(evidence.tables["intervals"], ["certain_mass"], ["text", "tokens"])
 
 
-@ours("all-certain-in-short-texts", f"{BESIDE}, next to Fig. 1a", Basis(("intervals",), "wikitext", EXACT), paper=NEW)
+@ours.on("intervals", data="wikitext", texts=EXACT)(
+    "all-certain-in-short-texts", f"{BESIDE}, next to Fig. 1a", paper=NEW
+)
 def _certain_where_short(evidence: Evidence) -> Finding:
     """Up to d_v tokens, no other attention gives the same output.
 
@@ -265,7 +255,7 @@ def _certain_where_short(evidence: Evidence) -> Finding:
     return _all_one_in_short_texts(_certain_mass(evidence), "certain_mass", evidence.subject.d_value)
 
 
-@ours("certain-mass-falls-with-length", f"{BESIDE}, next to Fig. 1a", _INTERVALS, paper=NEW)
+@_on_intervals("certain-mass-falls-with-length", f"{BESIDE}, next to Fig. 1a", paper=NEW)
 def _falls(evidence: Evidence) -> Finding:
     """Beyond d_v tokens, the determined share falls with length.
 
@@ -284,13 +274,13 @@ def _long(evidence: Evidence, name: str) -> Table:
 
 
 def _over_texts(numbers: Table, why: str = "") -> Measurement:
-    """The mean of a number of each text, with its standard error; `why` no two texts have one, if so."""
-    known = numbers.dropna().to_numpy(float)
-    require(len(known) > 1, why)
-    return Measurement(np.array([known.mean()]), float(known.var(ddof=1)) / len(known))
+    """The mean of a number of each text, with its standard error; `why` is raised if no two texts have one."""
+    values = numbers.dropna().to_numpy(float)
+    require(len(values) > 1, why)
+    return Measurement(np.array([values.mean()]), float(values.var(ddof=1)) / len(values))
 
 
-@ours("special-mass-certain-where-effective-loses-it", f"{BESIDE}, next to Fig. 1b and 1c", _GROUPS, paper=NEW)
+@_on_groups("special-mass-certain-where-effective-loses-it", f"{BESIDE}, next to Fig. 1b and 1c", paper=NEW)
 def _kept_where_lost(evidence: Evidence) -> Finding:
     """Where effective attention loses special tokens' mass, all alternatives keep most of it.
 
@@ -302,18 +292,18 @@ def _kept_where_lost(evidence: Evidence) -> Finding:
     weights = groups[(groups["group"] == group) & (groups["raw"] >= ENOUGH)]
     lost = weights[weights["effective"].abs() < LOST * weights["raw"]]
     texts: Table = mean_over_rows(lost, WEIGHTS, ["text"])
-    nowhere = f"effective attention does not lose the {group} tokens' mass in two texts"
-    kept = _over_texts(texts["lower"] / texts["raw"], nowhere)
+    never_lost = f"effective attention does not lose the {group} tokens' mass in two texts"
+    share = _over_texts(texts["lower"] / texts["raw"], never_lost)
     raw, effective, lower, upper = (sum(lost[name] * lost["rows"]) / sum(lost["rows"]) for name in WEIGHTS)
     measured = (
-        f"{kept} ± {100 * kept.error:.1f} is determined in the {lost['rows'].sum():,} of "
+        f"{share} ± {100 * share.error:.1f} is determined in the {lost['rows'].sum():,} of "
         f"{weights['rows'].sum():,} rows that lose it: raw {raw:.2f}, effective {effective:.3f}, possible {lower:.2f} "
         f"to {upper:.2f}"
     )
-    return decided(evidence, [kept.over(MOSTLY)], measured)
+    return decide(evidence, [share - MOSTLY], measured)
 
 
-@ours("sep-peak-certain", f"{BESIDE}, next to Fig. 1b and 1c", _GROUPS, paper=NEW)
+@_on_groups("sep-peak-certain", f"{BESIDE}, next to Fig. 1b and 1c", paper=NEW)
 def _peak_is_certain(evidence: Evidence) -> Finding:
     """The peak of raw attention to [SEP] in middle layers is in all alternatives.
 
@@ -323,18 +313,18 @@ def _peak_is_certain(evidence: Evidence) -> Finding:
     groups = _long(evidence, "groups").query("group == 'sep'")
     require(len(groups), "these texts have no [SEP]")
     inside = _inside(evidence, groups["layer"], MIDDLE)
-    there: Table = mean_over_rows(groups[inside], WEIGHTS, ["text"]).set_index("text")
+    middle: Table = mean_over_rows(groups[inside], WEIGHTS, ["text"]).set_index("text")
     elsewhere: Table = mean_over_rows(groups[~inside], WEIGHTS, ["text"]).set_index("text")
-    require(there["raw"].mean() >= PEAK * elsewhere["raw"].mean(), "raw attention to [SEP] has no peak there")
-    margin = _over_texts(there["lower"] - elsewhere["upper"], "no two texts have rows both there and elsewhere")
+    require(middle["raw"].mean() >= PEAK * elsewhere["raw"].mean(), "raw attention to [SEP] has no peak there")
+    margin = _over_texts(middle["lower"] - elsewhere["upper"], "no two texts have rows both there and elsewhere")
     measured = (
-        f"at least {there['lower'].mean():.3f} against at most {elsewhere['upper'].mean():.3f} "
-        f"(effective {there['effective'].mean():.3f})"
+        f"at least {middle['lower'].mean():.3f} against at most {elsewhere['upper'].mean():.3f} "
+        f"(effective {middle['effective'].mean():.3f})"
     )
-    return decided(evidence, [margin], measured)
+    return decide(evidence, [margin], measured)
 
 
-@ours("strongest-edge-certain", f"{BESIDE}, next to Section 3.5", _INTERVALS, paper=NEW)
+@_on_intervals("strongest-edge-certain", f"{BESIDE}, next to Section 3.5", paper=NEW)
 def _strongest_is_certain(evidence: Evidence) -> Finding:
     """Beyond d_v tokens, the strongest edge of most rows is the strongest in all alternatives.
 
@@ -342,15 +332,15 @@ def _strongest_is_certain(evidence: Evidence) -> Finding:
 
     Judge a share of rows, some of them undecided: count these first as free, then as determined.
     """
-    rows = _long(evidence, "intervals")
-    counted = rows.assign(sure=rows["certain"].fillna(0.0) * (rows["rows"] - rows["undecided"]))
-    sums = counted.groupby("text")[["sure", "undecided", "rows"]].sum()
-    least = _over_texts(sums["sure"] / sums["rows"])
-    most = _over_texts((sums["sure"] + sums["undecided"]) / sums["rows"])
-    unsure = f" ({sums['undecided'].sum():,} undecided)" if sums["undecided"].any() else ""
-    measured = f"{least} ± {100 * least.error:.1f} of {sums['rows'].sum():,} rows{unsure}"
-    at_least = decided(evidence, [least.over(MOSTLY)], measured)
-    at_most = decided(evidence, [most.over(MOSTLY)], measured)
-    if at_least.verdict == at_most.verdict:
-        return at_least
+    heads = _long(evidence, "intervals")
+    determined = heads["certain"].fillna(0.0) * (heads["rows"] - heads["undecided"])
+    sums = heads.assign(determined=determined).groupby("text")[["determined", "undecided", "rows"]].sum()
+    lower = _over_texts(sums["determined"] / sums["rows"])
+    upper = _over_texts((sums["determined"] + sums["undecided"]) / sums["rows"])
+    undecided = f" ({sums['undecided'].sum():,} undecided)" if sums["undecided"].any() else ""
+    measured = f"{lower} ± {100 * lower.error:.1f} of {sums['rows'].sum():,} rows{undecided}"
+    if_free = decide(evidence, [lower - MOSTLY], measured)
+    if_determined = decide(evidence, [upper - MOSTLY], measured)
+    if if_free.verdict == if_determined.verdict:
+        return if_free
     return Finding(Verdict.UNDECIDED, measured, "the undecided rows could decide it")

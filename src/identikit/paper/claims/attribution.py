@@ -7,77 +7,75 @@ from identikit.paper.claims.claim import (
     AVERAGED,
     LEARNED,
     RARE,
-    Basis,
     Claims,
     Curve,
     Finding,
-    decided,
-    falls,
+    decide,
+    decide_fall,
     finding,
-    median_of,
+    measured_median,
+    measured_share,
     percent,
     require,
-    share_of,
 )
 from identikit.paper.claims.identity import linear_cosine
 from identikit.paper.evidence import Evidence
 
 WITHIN = "within 10 % of the paper's number"
-_OWN = Basis(("own {norm}",), "mrpc", AVERAGED)
 
-claim = Claims()
+claims = Claims()
+_on_own = claims.on("own {norm}", texts=AVERAGED)
 
 
 def _medians(evidence: Evidence) -> Curve:
     rows = evidence.under_norm("own").sort_values("layer").to_dict("records")
-    return Curve({row["layer"]: median_of(row, float(evidence.tokens)) for row in rows})
+    return Curve({row["layer"]: measured_median(row, float(evidence.tokens)) for row in rows})
 
 
 def _outweighed(evidence: Evidence) -> Curve:
     """P̃, the share of tokens that another token outweighs, by layer."""
     shares = evidence.under_norm("own").set_index("layer")["outweighed"].sort_index()
-    return Curve({int(layer): share_of(float(share), float(evidence.tokens)) for layer, share in shares.items()})
+    return Curve({int(layer): measured_share(float(share), float(evidence.tokens)) for layer, share in shares.items()})
 
 
 def _near_paper(
     evidence: Evidence, curve: Callable[[Evidence], Curve], layers: tuple[int, ...], paper: float
 ) -> Finding:
     """Judge whether a number agrees with the paper's at the corresponding layers."""
-    here = [evidence.subject.named_layers[layer] for layer in layers]
-    require(len({*here}) == len(layers))
+    model_layers = [evidence.subject.named_layers[layer] for layer in layers]
+    require(len({*model_layers}) == len(layers))
     numbers = curve(evidence)
-    margins = [numbers[layer].within(0.1 * paper, paper) for layer in here]
-    return decided(evidence, margins, numbers.at(*here), evidence.subject.stand_in(*layers))
+    margins = [numbers[layer].within(0.1 * paper, paper) for layer in model_layers]
+    return decide(evidence, margins, numbers.in_words(*model_layers), evidence.subject.stand_in(*layers))
 
 
-for _place, _layer, _paper in (("first", 1, 0.306), ("middle", 6, 0.144), ("last", 12, 0.107)):
-    claim(
-        f"own-contribution-{_place}-layer",
+for _depth, _layer, _paper in (("first", 1, 0.306), ("middle", 6, 0.144), ("last", 12, 0.107)):
+    _on_own(
+        f"own-contribution-{_depth}-layer",
         "Section 5.2, Fig. 3a",
-        _OWN,
         words=f"Median contribution of a token to its own hidden vector after layer {_layer}",
         paper=percent(_paper),
         rule=WITHIN,
     )(partial(_near_paper, curve=_medians, layers=(_layer,), paper=_paper))
 
 
-@claim("own-contribution-below-a-third", "Section 5.2, Fig. 3a", _OWN, paper="less than a third")
+@_on_own("own-contribution-below-a-third", "Section 5.2, Fig. 3a", paper="less than a third")
 def _below_third(evidence: Evidence) -> Finding:
     """After the first layer, the token itself contributes less than a third.
 
     Holds if: median at layer 1 below 1/3.
     """
     median = _medians(evidence).first
-    return decided(evidence, [median.under(1 / 3)], str(median))
+    return decide(evidence, [1 / 3 - median], str(median))
 
 
-@claim("own-contribution-falls", "Section 5.2, Fig. 3a", _OWN, paper="monotonically")
+@_on_own("own-contribution-falls", "Section 5.2, Fig. 3a", paper="monotonically")
 def _own_falls(evidence: Evidence) -> Finding:
     """A token's contribution to its own hidden vector decreases monotonically with depth.
 
     Holds if: median lower at every layer than at the layer before.
     """
-    return falls(evidence, _medians(evidence))
+    return decide_fall(evidence, _medians(evidence))
 
 
 def _early(evidence: Evidence) -> int:
@@ -85,7 +83,7 @@ def _early(evidence: Evidence) -> int:
     return evidence.subject.layers_within(0.0, 1 / 4)[-1]
 
 
-@claim("own-token-largest", "Section 5.2, Fig. 3b", _OWN, paper="generally")
+@_on_own("own-token-largest", "Section 5.2, Fig. 3b", paper="generally")
 def _outweighed_below_half(evidence: Evidence) -> Finding:
     """The token itself generally contributes most.
 
@@ -93,12 +91,10 @@ def _outweighed_below_half(evidence: Evidence) -> Finding:
     """
     shares = _outweighed(evidence).values()
     measured = f"P̃ at most {percent(max(share.value for share in shares))}"
-    return decided(evidence, [share.under(0.5) for share in shares], measured)
+    return decide(evidence, [0.5 - share for share in shares], measured)
 
 
-@claim(
-    "outweighed-never-early", "Section 5.2, Fig. 3b", Basis(("own {norm}",), "mrpc", RARE), paper="P̃ = 0 up to layer 3"
-)
+@claims.on("own {norm}", texts=RARE)("outweighed-never-early", "Section 5.2, Fig. 3b", paper="P̃ = 0 up to layer 3")
 def _never_outweighed_early(evidence: Evidence) -> Finding:
     """In the first three layers, the token itself always contributes most.
 
@@ -106,51 +102,46 @@ def _never_outweighed_early(evidence: Evidence) -> Finding:
     layer).
     """
     last = _early(evidence)
-    greatest = max(share.value for share in _outweighed(evidence).part(last=last).values())
+    greatest = max(share.value for share in _outweighed(evidence).between(last=last).values())
     why = "" if last == 3 else f"layer {last} of {evidence.subject.n_layers} stands for the paper's 3"
     measured = f"at most {100 * greatest:.2g} % up to layer {last}"
     return finding(greatest == 0, measured, why, certain=greatest > 0)
 
 
-claim(
+_on_own(
     "outweighed-middle-layer",
     "Section 5.2, Fig. 3b",
-    _OWN,
     words="Share of tokens outweighed by another token at layer 6",
     paper="18 %",
     rule=WITHIN,
 )(partial(_near_paper, curve=_outweighed, layers=(6,), paper=0.18))
-claim(
+_on_own(
     "outweighed-last-two-layers",
     "Section 5.2, Fig. 3b",
-    _OWN,
     words="Share of tokens outweighed by another token at the last two layers",
     paper="30 %",
     rule=f"both {WITHIN}",
 )(partial(_near_paper, curve=_outweighed, layers=(11, 12), paper=0.30))
 
 
-@claim("outweighed-rises", "Section 5.2, Fig. 3b", _OWN, paper="monotonically")
+@_on_own("outweighed-rises", "Section 5.2, Fig. 3b", paper="monotonically")
 def _outweighed_rises(evidence: Evidence) -> Finding:
     """After the third layer, P̃ increases monotonically.
 
     Holds if: from the last layer that lies wholly within the first quarter of the depth (or the first layer) on, no
     layer is below the layer before, and the last is above the first of them.
     """
-    shares = _outweighed(evidence).part(_early(evidence))
+    shares = _outweighed(evidence).between(_early(evidence))
     require(len(shares) > 1, "too few layers")
     drops = {layer: rise for layer, rise in shares.rises().items() if rise.value < 0}
-    measured = shares.at(shares.layers[0], shares.layers[-1])
+    measured = shares.in_words(shares.layers[0], shares.layers[-1])
     if drops:
         measured += f"; lower than before at {', '.join(map(str, drops))}"
-    return decided(evidence, [shares.last.over(shares.first), *drops.values()], measured)
+    return decide(evidence, [shares.last - shares.first, *drops.values()], measured)
 
 
-@claim(
-    "outweighed-above-identifiability-error",
-    "Section 5.2, Fig. 3b",
-    Basis(("own {norm}", "rates"), "mrpc", LEARNED),
-    paper="always",
+@claims.on("own {norm}", "rates", texts=LEARNED)(
+    "outweighed-above-identifiability-error", "Section 5.2, Fig. 3b", paper="always"
 )
 def _outweighed_above_error(evidence: Evidence) -> Finding:
     """P̃ is always higher than the identifiability error.
@@ -160,11 +151,11 @@ def _outweighed_above_error(evidence: Evidence) -> Finding:
     shares = _outweighed(evidence)
     rates = linear_cosine(evidence)
     layers = [layer for layer in shares if layer in rates]
-    margins = {layer: shares[layer].over(1.0).plus(rates[layer]) for layer in layers}
-    even = {layer for layer in layers if shares[layer].value == 0 and rates[layer].value == 1}
-    above = sum(layer in even or margins[layer].value > 0 for layer in layers)
+    margins = {layer: shares[layer] - 1.0 + rates[layer] for layer in layers}
+    both_zero = {layer for layer in layers if shares[layer].value == 0 and rates[layer].value == 1}
+    above = sum(layer in both_zero or margins[layer].value > 0 for layer in layers)
     worst = min(layers, key=lambda layer: margins[layer].value)
     share = 100 * shares[worst].value
     error = 100 * (1 - rates[worst].value)
     measured = f"at {above} of {len(layers)} layers; layer {worst}: P̃ {share:.2g} %, error {error:.2g} %"
-    return decided(evidence, [margins[layer] for layer in layers if layer not in even], measured)
+    return decide(evidence, [margins[layer] for layer in layers if layer not in both_zero], measured)

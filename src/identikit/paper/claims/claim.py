@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -90,26 +90,14 @@ Judge = Callable[[Evidence], Finding]
 
 
 @dataclass(frozen=True)
-class Basis:
-    """What claims rest on.
-
-    - `needs`: names of tables, "own {norm}" where there is one for each norm
-    - `data`: the paper's dataset, "" where the texts are the paper's own; `only`: whether no other dataset will do
-    - `texts`: how many texts it takes (a key of `TEXTS`); with fewer a claim is undecided
-    """
-
-    needs: tuple[str, ...]
-    data: str
-    texts: int
-    only: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim(Basis):
+class Claim:
     """A claim of the paper.
 
     - `where`: the place in the paper, to the figure
     - `words`: the claim; `paper`: what the paper reports; `rule`: when it holds
+    - `needs`: names of tables, "own {norm}" where there is one for each norm
+    - `data`: the paper's dataset, "" where the texts are the paper's own; `only`: whether no other dataset will do
+    - `texts`: how many texts it takes (a key of `TEXTS`); with fewer a claim is undecided
     - `judge`: takes the evidence; call it through `catalogue.judge`
     """
 
@@ -118,6 +106,10 @@ class Claim(Basis):
     words: str
     paper: str
     rule: str
+    needs: tuple[str, ...]
+    data: str
+    texts: int
+    only: bool
     judge: Judge
 
     @property
@@ -132,47 +124,48 @@ class Claim(Basis):
 
 
 class Claims(dict[str, Claim]):
-    """The claims of a module by name, in order; an instance is the decorator that adds one."""
+    """The claims of a module by name, in order; `claims.on(table, …)` is a decorator that adds them."""
 
-    def __call__(
-        self, name: str, where: str, basis: Basis, *, paper: str, words: str = "", rule: str = ""
-    ) -> Callable[[Judge], Judge]:
-        """Add a function as a claim; one that judges several has `words` and `rule` here instead of its docstring."""
+    def on(
+        self, *needs: str, texts: int, data: str = "mrpc", only: bool = False
+    ) -> Callable[..., Callable[[Judge], Judge]]:
+        """Return the decorator for claims that need these tables; the options are fields of `Claim`.
 
-        def add(judge: Judge) -> Judge:
-            paragraphs = [" ".join(paragraph.split()) for paragraph in (judge.__doc__ or "").split("\n\n")]
-            self[name] = Claim(
-                **vars(basis),
-                name=name,
-                where=where,
-                words=words or paragraphs[0].removesuffix("."),
-                paper=paper,
-                rule=rule or paragraphs[1].removeprefix("Holds if: ").removesuffix("."),
-                judge=judge,
-            )
-            return judge
+        A function that judges several claims has their `words` and `rule` in the decorator instead of its docstring.
+        """
 
-        return add
+        def claim(name: str, where: str, *, paper: str, words: str = "", rule: str = "") -> Callable[[Judge], Judge]:
+            def add(judge: Judge) -> Judge:
+                paragraphs = [" ".join(paragraph.split()) for paragraph in (judge.__doc__ or "").split("\n\n")]
+                claim_words = words or paragraphs[0].removesuffix(".")
+                claim_rule = rule or paragraphs[1].removeprefix("Holds if: ").removesuffix(".")
+                self[name] = Claim(name, where, claim_words, paper, claim_rule, needs, data, texts, only, judge)
+                return judge
+
+            return add
+
+        return claim
 
 
 class NotApplicableError(Exception):
     """The model or its texts cannot have what a claim is about; the message says why."""
 
 
-def require(met: object, why: str = ONE_LAYER) -> None:
-    """Say why a claim does not apply, unless what it takes is there."""
-    if not met:
+def require(condition: object, why: str = ONE_LAYER) -> None:
+    """Raise an error that says why a claim does not apply, unless a condition is met."""
+    if not condition:
         raise NotApplicableError(why)
 
 
 # Numbers that were measured on a sample
 
 
-class Measurement(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Measurement:
     """A number measured on a sample, with the variance of its mean over tokens.
 
-    `folds` has its value in each fold, or the one value there is. Differences and averages are taken fold by fold, so
-    that what folds have in common cancels.
+    `folds` has its value in each fold, or the one value there is. It can be added, subtracted and multiplied like a
+    number. That is done fold by fold, so what folds have in common cancels.
     """
 
     folds: NDArray[np.float64]
@@ -194,47 +187,45 @@ class Measurement(NamedTuple):
         spread = float(np.var(self.folds, ddof=1)) * (1 / count + OVERLAP) if count > 1 else 0.0
         return (spread if count >= MANY else max(spread, self.variance)) ** 0.5
 
-    def plus(self, other: "Measurement", times: float = 1.0) -> "Measurement":
-        """Add a multiple of another number."""
+    def __add__(self, other: "Measurement | float") -> "Measurement":
+        if not isinstance(other, Measurement):
+            return Measurement(self.folds + other, self.variance)
         if len(self.folds) == len(other.folds):
-            return Measurement(self.folds + times * other.folds, self.variance + times**2 * other.variance)
-        return Measurement(np.array([self.value + times * other.value]), self.error**2 + (times * other.error) ** 2)
+            return Measurement(self.folds + other.folds, self.variance + other.variance)
+        return Measurement(np.array([self.value + other.value]), self.error**2 + other.error**2)
 
-    def over(self, limit: "float | Measurement") -> "Measurement":
-        """By how much it is above a limit."""
-        if isinstance(limit, Measurement):
-            return self.plus(limit, -1.0)
-        return Measurement(self.folds - limit, self.variance)
-
-    def under(self, limit: "float | Measurement") -> "Measurement":
-        """By how much it is below a limit."""
-        return self.over(limit).times(-1.0)
-
-    def within(self, reach: float, target: float) -> "Measurement":
-        """By how much it is nearer to a target than `reach`."""
-        below = self.over(target - reach)
-        above = self.under(target + reach)
-        return min(below, above, key=lambda margin: margin.value)
-
-    def times(self, factor: float) -> "Measurement":
-        """Multiply by a number."""
+    def __mul__(self, factor: float) -> "Measurement":
         return Measurement(factor * self.folds, factor**2 * self.variance)
 
+    __rmul__ = __mul__
 
-def average(estimates: Iterable[Measurement]) -> Measurement:
+    def __sub__(self, other: "Measurement | float") -> "Measurement":
+        return self + -1.0 * other
+
+    def __rsub__(self, other: float) -> "Measurement":
+        return -1.0 * self + other
+
+    def within(self, reach: float, target: float) -> "Measurement":
+        """Return by how much it is nearer to a target than `reach`."""
+        above_lower_end = self - (target - reach)
+        below_upper_end = (target + reach) - self
+        return min(above_lower_end, below_upper_end, key=lambda margin: margin.value)
+
+
+def average(numbers: Iterable[Measurement]) -> Measurement:
     """The mean of numbers that were measured on the same tokens: it is no more certain than they are."""
-    estimates = list(estimates)
-    error = float(np.mean([estimate.variance**0.5 for estimate in estimates]))
-    return Measurement(np.mean([estimate.folds for estimate in estimates], axis=0), error**2)
+    numbers = list(numbers)
+    error = float(np.mean([number.variance**0.5 for number in numbers]))
+    return Measurement(np.mean([number.folds for number in numbers], axis=0), error**2)
 
 
-def share_of(share: float, tokens: float) -> Measurement:
+def measured_share(share: float, tokens: float) -> Measurement:
     """A share of `tokens` tokens with its binomial variance, which is small but not 0 for a share of 0 or 1."""
     smoothed = (share * tokens + 1) / (tokens + 2)
     return Measurement(np.array([share]), CLUSTERED**2 * smoothed * (1 - smoothed) / tokens)
 
 
-def median_of(box: Mapping[str, float], tokens: float) -> Measurement:
+def measured_median(box: Mapping[str, float], tokens: float) -> Measurement:
     """The median over `tokens` tokens from a row of quartiles, with the variance of a normal distribution."""
     deviation = (box["upper"] - box["lower"]) / 1.349
     return Measurement(np.array([box["median"]]), CLUSTERED**2 * np.pi / 2 * deviation**2 / tokens)
@@ -246,15 +237,15 @@ def rank_trend(x: ArrayLike, y: ArrayLike) -> tuple[float, float]:
     The usual approximation gives a p-value of 0 to any perfect order, also of six numbers, where one order in 360 is
     perfect. So the p-value of few numbers is found by permuting them, and none is below that of a perfect order.
     """
-    ranks = rankdata(x)
-    others = rankdata(y)
-    trend: Any = spearmanr(ranks, others)
-    if len(ranks) > FEW:
-        perfect = math.exp(math.log(2) - math.lgamma(len(ranks) + 1))
+    x_ranks = rankdata(x)
+    y_ranks = rankdata(y)
+    trend: Any = spearmanr(x_ranks, y_ranks)
+    if len(x_ranks) > FEW:
+        perfect = math.exp(math.log(2) - math.lgamma(len(x_ranks) + 1))
         return float(trend.statistic), max(float(trend.pvalue), perfect)
-    centred = others - others.mean()
+    centred = y_ranks - y_ranks.mean()
     permuted = permutation_test(
-        (ranks,), lambda order, axis: (order * centred).sum(axis), permutation_type="pairings", vectorized=True,
+        (x_ranks,), lambda order, axis: (order * centred).sum(axis), permutation_type="pairings", vectorized=True,
         n_resamples=PERMUTATIONS, rng=np.random.default_rng(0),
     )  # fmt: skip
     return float(trend.statistic), float(permuted.pvalue)
@@ -288,50 +279,49 @@ class Curve(dict[int, Measurement]):
         """The mean over layers."""
         return average(self.values())
 
-    def part(self, first: int = 0, last: int | None = None) -> "Curve":
-        """The layers from `first` up to and including `last`."""
-        return Curve({n: number for n, number in self.items() if n >= first and (last is None or n <= last)})
-
-    def over(self, other: "Curve") -> "Curve":
-        """By how much it is above another curve at each layer."""
-        return Curve({layer: number.over(other[layer]) for layer, number in self.items()})
-
     @property
     def widest(self) -> int:
         """The layer at which the number is furthest from 0."""
         return max(self, key=lambda layer: abs(self[layer].value))
 
-    def at(self, *layers: int) -> str:
-        """The shares at some layers, in words."""
+    def __sub__(self, other: "Curve") -> "Curve":
+        return Curve({layer: number - other[layer] for layer, number in self.items()})
+
+    def between(self, first: int = 0, last: float = math.inf) -> "Curve":
+        """Return the layers from `first` up to and including `last`."""
+        return Curve({layer: number for layer, number in self.items() if first <= layer <= last})
+
+    def in_words(self, *layers: int) -> str:
+        """Return the shares at these layers in words."""
         return ", ".join(f"{self[layer]} at layer {layer}" for layer in layers)
 
     def rises(self) -> dict[int, Measurement]:
-        """By how much the number is above that of the layer before, from the second layer on."""
-        return {here: self[here].over(self[before]) for before, here in pairwise(self.layers)}
+        """Return how far the number is above that of the layer before, from the second layer on."""
+        return {layer: self[layer] - self[before] for before, layer in pairwise(self.layers)}
 
-    def falling(self, slack: float = 0.0) -> list[Measurement]:
-        """The margins by which it ends lower than it starts, and rises nowhere by more than `slack` on the way.
+    def fall_margins(self, slack: float = 0.0) -> list[Measurement]:
+        """Return the margins by which it ends lower than it starts, and rises nowhere by more than `slack`.
 
         Single steps are small, so they count only where they go the wrong way.
         """
-        steps = [rise.under(slack) for rise in self.rises().values()]
-        return [self.last.under(self.first), *(step for step in steps if step.value <= 0)]
+        steps = [slack - rise for rise in self.rises().values()]
+        return [self.first - self.last, *(step for step in steps if step.value <= 0)]
 
 
 # Deciding
 
 
 def finding(holds: object, measured: str, why: str = "", *, certain: bool = False) -> Finding:
-    """A finding of a claim whose tables do not say how uncertain they are."""
+    """The finding of a claim whose tables do not say how uncertain they are."""
     return Finding(Verdict.HOLDS if holds else Verdict.FAILS, measured, why, certain)
 
 
-def clauses(*words: str) -> str:
-    """Join those clauses that say something."""
-    return "; ".join(clause for clause in words if clause)
+def join_clauses(*clauses: str) -> str:
+    """Join the clauses that are not empty."""
+    return "; ".join(filter(None, clauses))
 
 
-def decided(evidence: Evidence, margins: Sequence[Measurement], measured: str, why: str = "") -> Finding:
+def decide(evidence: Evidence, margins: Sequence[Measurement], measured: str, why: str = "") -> Finding:
     """Judge a rule of several comparisons, each given as the margin by which it is met.
 
     It holds where every margin is clearly above 0, and fails where one is clearly below: by `CLEAR` standard errors. In
@@ -347,14 +337,14 @@ def decided(evidence: Evidence, margins: Sequence[Measurement], measured: str, w
         f"{evidence.texts:,} texts: {100 * abs(worst.value):.2g} points from the rule's limit, less than two standard "
         f"errors of {100 * worst.error:.2g} points"
     )
-    return Finding(Verdict.UNDECIDED, measured, clauses(why, doubt))
+    return Finding(Verdict.UNDECIDED, measured, join_clauses(why, doubt))
 
 
-def falls(evidence: Evidence, values: Curve, slack: float = 0.0, why: str = "") -> Finding:
+def decide_fall(evidence: Evidence, values: Curve, slack: float = 0.0, why: str = "") -> Finding:
     """Judge that a curve over layers falls with depth: at every layer unless there is a slack."""
     require(len(values) > 1)
     risen = [str(layer) for layer, rise in values.rises().items() if rise.value > slack]
-    measured = values.at(values.layers[0], values.layers[-1])
+    measured = values.in_words(values.layers[0], values.layers[-1])
     if risen:
         measured += f"; higher than before at {', '.join(risen)}"
-    return decided(evidence, values.falling(slack), measured, why)
+    return decide(evidence, values.fall_margins(slack), measured, why)

@@ -1,19 +1,19 @@
 """Claims on which other tokens a hidden vector comes from: neighbours, [CLS], parts of speech (5.3, Appendix C)."""
 
 from functools import partial, reduce
+from operator import add
 
 from identikit.paper.claims.claim import (
     AVERAGED,
     EXACT,
     RARE,
-    Basis,
     Claims,
     Finding,
     Measurement,
     NotApplicableError,
-    decided,
+    decide,
     finding,
-    median_of,
+    measured_median,
     percent,
     require,
 )
@@ -35,12 +35,11 @@ CONTENT = {
 }
 FUNCTION = ("DT", "PDT", "WDT", "IN", "CC", "PRP", "PRP$", "WP", "WP$", "POS", "TO", "SYM")
 
-_GROUPS = Basis(("groups {norm}",), "mrpc", AVERAGED)
-_OFFSETS = Basis(("offsets {norm}",), "mrpc", AVERAGED)
-_TO_CLS = Basis(("offsets {norm}",), "mrpc", RARE)
-_TAGS = Basis(("tags {norm}",), "mrpc", AVERAGED)
-
-claim = Claims()
+claims = Claims()
+_on_groups = claims.on("groups {norm}", texts=AVERAGED)
+_on_offsets = claims.on("offsets {norm}", texts=AVERAGED)
+_to_cls = claims.on("offsets {norm}", texts=RARE)
+_on_tags = claims.on("tags {norm}", texts=AVERAGED)
 
 
 def _group_peaks(evidence: Evidence, distance: str, early: bool) -> Finding:
@@ -55,23 +54,21 @@ def _group_peaks(evidence: Evidence, distance: str, early: bool) -> Finding:
     peak = shares.idxmax()
     measured = f"largest at layer {peak}; {percent(first)} per layer in the first half, {percent(second)} in the second"
     more, less = (first, second) if early else (second, first)
-    there = (peak <= evidence.subject.n_layers / 2) == early
-    return finding(there and more >= HALF_AHEAD * less, measured)
+    peaks_in_half = (peak <= evidence.subject.n_layers / 2) == early
+    return finding(peaks_in_half and more >= HALF_AHEAD * less, measured)
 
 
-claim(
+_on_groups(
     "nearest-neighbours-early",
     "Section 5.3, Fig. 4a",
-    _GROUPS,
     words="The nearest neighbours contribute more in the first layers than in later ones",
     paper="significantly more",
     rule="the largest share is in the first half of the layers, and the average there is at least 1.1 times that in "
     "the second half",
 )(partial(_group_peaks, distance="1", early=True))
-claim(
+_on_groups(
     "distant-neighbours-deep",
     "Section 5.3, Fig. 4a",
-    _GROUPS,
     words="Neighbours from the 11th on contribute most in deeper layers",
     paper="most",
     rule="the largest share is in the second half of the layers, and the average there is at least 1.1 times that in "
@@ -82,45 +79,48 @@ claim(
 def _view(evidence: Evidence, view: str, column: str = "share") -> Table:
     """Contributions by layer (rows) and offset (columns)."""
     offsets = evidence.under_norm("offsets").query("view == @view")
-    alone = "the first token of a causal model sees no other"
-    require(offsets["share"].any(), alone if evidence.subject.causal else "these texts have no [CLS] and [SEP]")
+    causal = "the first token of a causal model sees no other"
+    require(offsets["share"].any(), causal if evidence.subject.causal else "these texts have no [CLS] and [SEP]")
     return offsets.pivot(index="layer", columns="offset", values=column)
 
 
 def _by_distance(values: Table) -> tuple[Table, Table]:
-    """Values by layer, averaged over both sides: those of the nearest neighbours, and of all others by distance."""
+    """Values by layer, averaged over both sides: those of the nearest neighbours, and of all further ones."""
     values = values.T.groupby(abs(values.columns)).mean().T
-    others = values.drop(columns=[0, 1], errors="ignore").dropna(axis=1, how="all")
-    require(not others.empty, "no text is long enough to have further neighbours")
-    return values[1], others
+    further = values.drop(columns=[0, 1], errors="ignore").dropna(axis=1, how="all")
+    require(not further.empty, "no text is long enough to have further neighbours")
+    return values[1], further
 
 
-def _behind(evidence: Evidence, values: Table) -> str:
-    """Say at which layers the lesser side of the nearest neighbours is below another offset, if at any."""
+def _weaker_side_in_words(evidence: Evidence, values: Table) -> str:
+    """Return a clause on the layers where one of the two nearest neighbours is below another offset, if there are any.
+
+    A neighbour to the left or right may be weak by itself although both together are ahead.
+    """
     if evidence.subject.causal:
         return ""
     sides = values[[-1, 1]]
-    others = values.drop(columns=[-1, 0, 1], errors="ignore")
-    lesser = sides.min(axis=1)
-    largest = others.max(axis=1)
-    layers = lesser.index[lesser < largest]
+    further = values.drop(columns=[-1, 0, 1], errors="ignore")
+    weaker = sides.min(axis=1)
+    largest = further.max(axis=1)
+    layers = weaker.index[weaker < largest]
     if layers.empty:
         return ""
-    first, *rest = layers
-    also = f"; one side is also below at {', '.join(map(str, rest))}" if rest else ""
+    first, *later = layers
+    also = f"; one side is also below at {', '.join(map(str, later))}" if later else ""
     return (
-        f"; {sides.loc[first].idxmin():+} by itself {percent(lesser[first])}, below {others.loc[first].idxmax():+} "
+        f"; {sides.loc[first].idxmin():+} by itself {percent(weaker[first])}, below {further.loc[first].idxmax():+} "
         f"with {percent(largest[first])} at layer {first}{also}"
     )
 
 
-def _at_every(ahead: Table, more: str) -> Finding:
+def _at_every_layer(ahead: Table, remark: str) -> Finding:
     behind = ", ".join(str(layer) for layer in ahead.index[~ahead])
     measured = f"at {ahead.sum()} of {len(ahead)} layers" + (f", not at {behind}" if behind else "")
-    return finding(ahead.all(), measured + more)
+    return finding(ahead.all(), measured + remark)
 
 
-@claim("nearest-contribute-most-in-total", "Section 5.3, Fig. 4b", _OFFSETS, paper="consistently")
+@_on_offsets("nearest-contribute-most-in-total", "Section 5.3, Fig. 4b", paper="consistently")
 def _nearest_in_total(evidence: Evidence) -> Finding:
     """The nearest neighbours contribute most regardless of depth.
 
@@ -128,11 +128,11 @@ def _nearest_in_total(evidence: Evidence) -> Finding:
     any other distance, at every layer.
     """
     shares = _view(evidence, "offsets")
-    nearest, others = _by_distance(shares)
-    return _at_every(nearest > others.max(axis=1), _behind(evidence, shares))
+    nearest, further = _by_distance(shares)
+    return _at_every_layer(nearest > further.max(axis=1), _weaker_side_in_words(evidence, shares))
 
 
-@claim("nearest-contribute-most-per-pair", "Section 5.3, Fig. 4b", _OFFSETS, paper="not reported")
+@_on_offsets("nearest-contribute-most-per-pair", "Section 5.3, Fig. 4b", paper="not reported")
 def _nearest_per_pair(evidence: Evidence) -> Finding:
     """Per pair too, the nearest neighbours contribute most regardless of depth (totals also fall because there are
     fewer distant pairs).
@@ -148,25 +148,26 @@ def _nearest_per_pair(evidence: Evidence) -> Finding:
     means = _view(evidence, "offsets", "mean")
     pairs = _view(evidence, "offsets") / means
     means = means.where(pairs.ge(pairs.max(axis=1) / 10, axis=0))
-    nearest, others = _by_distance(means)
-    times = (nearest / others.loc[:, others.columns <= 10].mean(axis=1)).fillna(0.0)
+    nearest, further = _by_distance(means)
+    times = (nearest / further.loc[:, further.columns <= 10].mean(axis=1)).fillna(0.0)
+    ahead = (nearest > further.max(axis=1)) & (times >= FACTOR)
     least = f"; at least {times.min():.2f} times the mean of those 2 to 10 away"
-    return _at_every((nearest > others.max(axis=1)) & (times >= FACTOR), least + _behind(evidence, means))
+    return _at_every_layer(ahead, least + _weaker_side_in_words(evidence, means))
 
 
-def _shown(evidence: Evidence) -> list[int]:
+def _shown_layers(evidence: Evidence) -> list[int]:
     """The layers that Fig. 4b and 18 show: first, middle and last."""
     return sorted({evidence.subject.named_layers[layer] for layer in (1, 6, 12)})
 
 
-@claim("distant-contributions-grow", "Section 5.3, Fig. 4b", _OFFSETS, paper="an increase")
+@_on_offsets("distant-contributions-grow", "Section 5.3, Fig. 4b", paper="an increase")
 def _distant_grow(evidence: Evidence) -> Finding:
     """Distant contributions increase at later layers.
 
     Holds if: the share of offsets beyond 10 rises from the first to the middle to the last layer.
     """
     shares = _view(evidence, "offsets")
-    distant = shares.loc[_shown(evidence), abs(shares.columns) > 10].sum(axis=1)
+    distant = shares.loc[_shown_layers(evidence), abs(shares.columns) > 10].sum(axis=1)
     require(len(distant) > 1)
     measured = ", ".join(percent(share) for share in distant)
     return finding(distant.diff().min() > 0, measured, evidence.subject.stand_in(6, 12))
@@ -177,10 +178,10 @@ def _around_separator(evidence: Evidence) -> Table:
     shares = _view(evidence, "around_separator")
     follows = shares.loc[:, shares.columns > 0].to_numpy().any()
     require(follows, "nothing follows the first [SEP]: the texts are not pairs")
-    return shares.loc[_shown(evidence)]
+    return shares.loc[_shown_layers(evidence)]
 
 
-@claim("cls-gathers-beside-separator", "Appendix C.3, Fig. 18b", _TO_CLS, paper="offsets −1 and +1")
+@_to_cls("cls-gathers-beside-separator", "Appendix C.3, Fig. 18b", paper="offsets −1 and +1")
 def _beside_separator(evidence: Evidence) -> Finding:
     """The tokens right before and after the first [SEP] contribute most to [CLS].
 
@@ -192,7 +193,7 @@ def _beside_separator(evidence: Evidence) -> Finding:
     return finding(all(pair == [-1, 1] for pair in largest.values()), measured, evidence.subject.stand_in(6, 12))
 
 
-@claim("cls-gathers-from-second-sentence", "Appendix C.3, Fig. 18b", _TO_CLS, paper="more")
+@_to_cls("cls-gathers-from-second-sentence", "Appendix C.3, Fig. 18b", paper="more")
 def _second_sentence(evidence: Evidence) -> Finding:
     """The second sentence contributes more to [CLS] than the first.
 
@@ -216,83 +217,81 @@ def _second_sentence(evidence: Evidence) -> Finding:
     return finding(ahead.all(), measured, evidence.subject.stand_in(6, 12))
 
 
-@claim(
-    "cls-gathers-from-position-30",
-    "Appendix C.3, Fig. 18a",
-    Basis(("offsets {norm}",), "mrpc", RARE, only=True),
-    paper="around 30",
+@claims.on("offsets {norm}", texts=RARE, only=True)(
+    "cls-gathers-from-position-30", "Appendix C.3, Fig. 18a", paper="around 30"
 )
 def _cls_from_afar(evidence: Evidence) -> Finding:
     """[CLS] gathers mainly from around position 30, the middle of the texts.
 
     Holds if: the largest total is at a position from 20 to 40 at the first, middle and last layer.
     """
-    shares = _view(evidence, "to_cls").loc[_shown(evidence)]
+    shares = _view(evidence, "to_cls").loc[_shown_layers(evidence)]
     peaks = shares.idxmax(axis=1)
     measured = ", ".join(f"position {peak} at layer {layer}" for layer, peak in peaks.items())
     return finding(peaks.between(20, 40).all(), measured, evidence.subject.stand_in(6, 12))
 
 
-def _tags_at(evidence: Evidence, layer: int, fewest: int = FEWEST) -> dict[str, tuple[Measurement, int]]:
+def _medians_by_tag(evidence: Evidence, layer: int, fewest: int = FEWEST) -> dict[str, tuple[Measurement, int]]:
     """The median at a layer of each part of speech that has enough tokens, and how many it has."""
-    tags = evidence.under_norm("tags").query("layer == @layer and tokens >= @fewest")
-    return {row["tag"]: (median_of(row, float(row["tokens"])), int(row["tokens"])) for row in tags.to_dict("records")}
+    rows = evidence.under_norm("tags").query("layer == @layer and tokens >= @fewest").to_dict("records")
+    return {row["tag"]: (measured_median(row, float(row["tokens"])), int(row["tokens"])) for row in rows}
 
 
-@claim("cls-keeps-itself-first-layer", "Appendix C.5", _TAGS, paper="over 40 %")
+@_on_tags("cls-keeps-itself-first-layer", "Appendix C.5", paper="over 40 %")
 def _cls_keeps(evidence: Evidence) -> Finding:
     """After layer 1, [CLS] keeps over 40 % of itself.
 
     Holds if: median above 40 %.
     """
-    opening = [median for tag, (median, _) in _tags_at(evidence, 1, fewest=1).items() if tag in OPENING]
+    medians = _medians_by_tag(evidence, 1, fewest=1)
+    opening = [tag for tag in medians if tag in OPENING]
     require(opening and not evidence.subject.causal, "the model has no [CLS]")
-    return decided(evidence, [opening[0].over(0.4)], str(opening[0]))
+    median, _ = medians[opening[0]]
+    return decide(evidence, [median - 0.4], str(median))
 
 
-@claim(
+@_on_tags(
     "other-tags-keep-less-first-layer",
     "Appendix C.5",
-    _TAGS,
     paper="less than 35 %",
     rule=f"median below 35 % for every tag but [CLS] that has at least {FEWEST} tokens",
 )
 def _others_keep_less(evidence: Evidence) -> Finding:
     """After layer 1, every other part of speech keeps less than 35 %."""
-    medians = {tag: median for tag, (median, _) in _tags_at(evidence, 1).items() if tag not in OPENING}
+    medians = {tag: median for tag, (median, _) in _medians_by_tag(evidence, 1).items() if tag not in OPENING}
     require(medians, f"no part of speech has {FEWEST} tokens")
     over = [tag for tag, median in medians.items() if median.value >= 0.35]
-    most = max(medians, key=lambda tag: medians[tag].value)
+    highest = max(medians, key=lambda tag: medians[tag].value)
     why = f"35 % or more: {', '.join(over)}" if over else ""
-    measured = f"at most {medians[most]} ({most})"
-    return decided(evidence, [median.under(0.35) for median in medians.values()], measured, why)
+    measured = f"at most {medians[highest]} ({highest})"
+    return decide(evidence, [0.35 - median for median in medians.values()], measured, why)
 
 
-@claim(
+@_on_tags(
     "content-words-keep-more",
     "Appendix C.5",
-    _TAGS,
     paper="more",
     rule=f"each of the four at least 1.05 times function words; medians of Penn tags with at least {FEWEST} tokens, "
     "weighted by their numbers of tokens",
 )
 def _content_over_function(evidence: Evidence) -> Finding:
     """At the last layer, nouns, verbs, adjectives and adverbs keep more of themselves than function words."""
-    tags = _tags_at(evidence, evidence.subject.n_layers)
+    tags = _medians_by_tag(evidence, evidence.subject.n_layers)
 
-    def kept(names: tuple[str, ...]) -> Measurement | None:
-        parts = [tags[name] for name in names if name in tags]
-        total = sum(tokens for _, tokens in parts)
-        shares = [median.times(tokens / total) for median, tokens in parts]
-        return reduce(Measurement.plus, shares) if shares else None
+    def weighted_mean(names: tuple[str, ...]) -> Measurement | None:
+        medians = [tags[name] for name in names if name in tags]
+        total = sum(tokens for _, tokens in medians)
+        weighted = [median * (tokens / total) for median, tokens in medians]
+        return reduce(add, weighted) if weighted else None
 
-    classes = {name: share for name, names in CONTENT.items() if (share := kept(names)) is not None}
-    function = kept(FUNCTION)
-    if not classes or function is None:
+    means = {name: weighted_mean(tag_names) for name, tag_names in CONTENT.items()}
+    content = {name: mean for name, mean in means.items() if mean is not None}
+    function = weighted_mean(FUNCTION)
+    if not content or function is None:
         raise NotApplicableError(f"no content words, or no function words, whose tag has {FEWEST} tokens")
-    measured = ", ".join(f"{name} {share}" for name, share in classes.items())
-    margins = [share.over(function.times(1 + AHEAD)) for share in classes.values()]
-    return decided(evidence, margins, f"{measured}, function words {function}")
+    measured = ", ".join(f"{name} {mean}" for name, mean in content.items())
+    margins = [mean - (1 + AHEAD) * function for mean in content.values()]
+    return decide(evidence, margins, f"{measured}, function words {function}")
 
 
 def _context_of(evidence: Evidence, word: str, sources: tuple[str, ...]) -> Finding:
@@ -301,24 +300,24 @@ def _context_of(evidence: Evidence, word: str, sources: tuple[str, ...]) -> Find
     outputs = sentence["output_token"].str.lstrip("Ġ▁").str.lower()
     inputs = sentence["input_token"].str.lstrip("Ġ▁").str.lower()
     require((outputs == word).any(), f"the tokenizer has no piece “{word}” in the sentence")
-    place = sentence.loc[outputs == word, "output"].min()
-    context = sentence[(sentence["output"] == place) & (sentence["input"] != place)]
-    wanted = " or ".join(f"“{source}”" for source in sources)
-    there = context.loc[inputs[context.index].isin(sources), "input"]
-    require(len(there), f"the tokenizer has no piece {wanted} in the sentence")
-    unseen = f"no {wanted} stands before “{word}”, and a causal model sees nothing after it"
-    require(there.min() < place or not evidence.subject.causal, unseen)
+    position = sentence.loc[outputs == word, "output"].min()
+    context = sentence[(sentence["output"] == position) & (sentence["input"] != position)]
+    source_words = " or ".join(f"“{source}”" for source in sources)
+    source_positions = context.loc[inputs[context.index].isin(sources), "input"]
+    require(len(source_positions), f"the tokenizer has no piece {source_words} in the sentence")
+    unseen = f"no {source_words} stands before “{word}”, and a causal model sees nothing after it"
+    require(source_positions.min() < position or not evidence.subject.causal, unseen)
     largest = inputs[context.groupby("layer")["contribution"].idxmax()]
-    right = largest.isin(sources)
-    measured = f"at {right.sum()} of {len(right)} layers; “{largest.iloc[-1]}” at the last"
-    return finding(right.mean() > 0.5, measured)
+    from_source = largest.isin(sources)
+    measured = f"at {from_source.sum()} of {len(from_source)} layers; “{largest.iloc[-1]}” at the last"
+    return finding(from_source.mean() > 0.5, measured)
 
 
+_on_sentence = claims.on("sentence", data="", texts=EXACT)
 for _word, _figure, _sources in (("he", 20, ("said",)), ("long", 23, ("term", "long")), ("strategy", 24, ("growth",))):
-    claim(
+    _on_sentence(
         f"context-of-{_word}",
         f"Appendix C.4, Fig. {_figure}",
-        Basis(("sentence",), "", EXACT),
         words=f"In the example, “{_word}” takes most of its context from “{'” or “'.join(_sources)}”",
         paper="most",
         rule="it is the largest contributor besides the word itself at more than half of the layers",

@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from identikit.paper.claims.claim import WHOLE, Basis, Claims, Finding, finding, percent
+from identikit.paper.claims.claim import WHOLE, Claims, Finding, finding, percent
 from identikit.paper.evidence import Evidence
 
-claim = Claims()
+claims = Claims()
 
 
 def _size(evidence: Evidence, texts: int, tokens: int | None) -> Finding:
@@ -19,49 +19,46 @@ for _data, _where, _texts, _tokens in (
     ("mnli", "Appendix D", 4000, 155_964),
     ("mnli-500", "Appendix D.1", 500, 19_839),
 ):
-    claim(
+    claims.on(texts=WHOLE, data=_data, only=True)(
         f"{_data}-size",
         _where,
-        Basis((), _data, WHOLE, only=True),
         words="The dataset has this size",
         paper=f"{_texts:,} texts" + (f", {_tokens:,} tokens" if _tokens else ""),
         rule="the same numbers",
     )(partial(_size, texts=_texts, tokens=_tokens))
 
 
-def _lengths(evidence: Evidence, least: int, greatest: int, mean: int) -> Finding:
+def _lengths(evidence: Evidence, shortest: int, longest: int, mean: int) -> Finding:
     tokens = evidence.tables["lengths"]["tokens"]
     measured = f"{tokens.min()} to {tokens.max()}, {tokens.mean():.1f} on average"
-    return finding((tokens.min(), tokens.max(), round(tokens.mean())) == (least, greatest, mean), measured)
+    return finding((tokens.min(), tokens.max(), round(tokens.mean())) == (shortest, longest, mean), measured)
 
 
-for _data, _where, _least, _greatest, _mean in (
+for _data, _where, _shortest, _longest, _mean in (
     ("mrpc", "Section 4.1", 26, 92, 58),
     ("cola", "Appendix D", 5, 35, 11),
     ("mnli", "Appendix D", 6, 128, 39),
 ):
-    claim(
+    claims.on("lengths", texts=WHOLE, data=_data, only=True)(
         f"{_data}-lengths",
         _where,
-        Basis(("lengths",), _data, WHOLE, only=True),
         words="Its texts have this many tokens",
-        paper=f"{_least} to {_greatest}, {_mean} on average",
+        paper=f"{_shortest} to {_longest}, {_mean} on average",
         rule="the same numbers",
-    )(partial(_lengths, least=_least, greatest=_greatest, mean=_mean))
+    )(partial(_lengths, shortest=_shortest, longest=_longest, mean=_mean))
 
 
 def _chance(evidence: Evidence, paper: str) -> Finding:
-    """Judge the rate of guessing: 1 over the average length."""
+    """Judge the rate of guessing at random, rounded as the paper rounds it."""
     chance = 100 * evidence.texts / evidence.tokens
     digits = len(paper.partition(".")[2])
     return finding(round(chance, digits) == float(paper), percent(chance / 100, 2))
 
 
 for _data, _paper in (("mrpc", "1.7"), ("cola", "9"), ("mnli", "2.6")):
-    claim(
+    claims.on(texts=WHOLE, data=_data, only=True)(
         f"{_data}-chance",
         "Appendix D.1",
-        Basis((), _data, WHOLE, only=True),
         words="Guessing at random recovers 1 over the average length",
         paper=f"{_paper} %",
         rule="the same number when rounded like the paper's",

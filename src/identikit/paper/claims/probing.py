@@ -1,17 +1,17 @@
 """Claims on how token identity was probed: data, single layers, fine-tuning, neighbours (Appendix B)."""
 
 from functools import partial
+from itertools import permutations
 
 from identikit.paper.claims.claim import (
     AVERAGED,
     LEARNED,
-    Basis,
     Claims,
     Finding,
     Measurement,
     average,
-    decided,
-    falls,
+    decide,
+    decide_fall,
     require,
 )
 from identikit.paper.claims.identity import (
@@ -19,7 +19,7 @@ from identikit.paper.claims.identity import (
     POINTS,
     across,
     by_layer,
-    other_maps,
+    other_maps_in_words,
     own_layer,
     rate,
     rates_of,
@@ -31,17 +31,16 @@ from identikit.tokens.experiments import SHARES
 PAPER_BY_SHARE = dict(zip(SHARES, (0.74, 0.80, 0.81, 0.82), strict=True))
 SIDES = 0.05  # by how much left and right must differ at one layer: the largest of many differences exceeds chance
 KINDS = tuple((map, distance) for map in ("linear", "mlp") for distance in ("cosine", "l2"))
-_RATES = Basis(("rates",), "mrpc", LEARNED)
-_SHARES = Basis(("shares",), "mrpc", LEARNED)
-_SINGLE = Basis(("previous",), "mrpc", AVERAGED)
-_NEIGHBOURS = Basis(("neighbours",), "mrpc", LEARNED)
 
-claim = Claims()
+claims = Claims()
+_on_rates = claims.on("rates", texts=LEARNED)
+_on_shares = claims.on("shares", texts=LEARNED)
+_on_single_layers = claims.on("previous", texts=AVERAGED)
+_on_neighbours = claims.on("neighbours", texts=LEARNED)
 
-claim(
+_on_rates(
     "late-maps-transfer-in-all-maps",
     "Appendix B.3, Fig. 8 to 10",
-    _RATES,
     words="Maps of late layers transfer to early layers, but not the reverse, for MLPs and under L2 too",
     paper="considerably worse to later layers",
     rule="as for late-maps-transfer, for linear and MLP maps under both distances",
@@ -51,13 +50,13 @@ claim(
 def _elsewhere(evidence: Evidence, map: str, distance: str) -> tuple[Measurement, Measurement]:
     """The rate of maps on layers other than their own, and how far it is below the maps fitted to those layers."""
     rates = across(evidence, map, distance)
-    pairs = [(fitted, tested) for fitted in rates for tested in rates[fitted] if fitted != tested]
+    pairs = list(permutations(rates, 2))
     require(pairs)
     mean = average(rates[fitted][tested] for fitted, tested in pairs)
-    return mean, average(rates[tested][tested] for _, tested in pairs).over(mean)
+    return mean, average(rates[tested][tested] for _, tested in pairs) - mean
 
 
-@claim("linear-maps-generalise-better", "Appendix B.3, Fig. 8 to 10", _RATES, paper="better")
+@_on_rates("linear-maps-generalise-better", "Appendix B.3, Fig. 8 to 10", paper="better")
 def _linear_generalises_better(evidence: Evidence) -> Finding:
     """Linear maps generalise better across layers than MLPs.
 
@@ -70,21 +69,21 @@ def _linear_generalises_better(evidence: Evidence) -> Finding:
     for distance, name in (("cosine", "cosine"), ("l2", "L2")):
         linear, linear_lost = _elsewhere(evidence, "linear", distance)
         mlp, mlp_lost = _elsewhere(evidence, "mlp", distance)
-        margins.append(linear.over(mlp).over(NOISE))
+        margins.append(linear - mlp - NOISE)
         rates.append(f"{name} linear {linear}, MLP {mlp}")
         losses.append(f"{name} linear {100 * linear_lost.value:.1f}, MLP {100 * mlp_lost.value:.1f} points")
-    return decided(evidence, margins, "; ".join(rates), f"below the maps of the tested layers by: {'; '.join(losses)}")
+    return decide(evidence, margins, "; ".join(rates), f"below the maps of the tested layers by: {'; '.join(losses)}")
 
 
 def _by_share(evidence: Evidence) -> dict[float, Measurement]:
     layer = evidence.subject.named_layers[11]
     frame = rates_of(evidence, "shares", map="mlp", distance="l2", layer=layer, data_share=None)
-    rates = {float(share): rate(part) for share, part in frame.groupby("data_share")}
+    rates = {float(share): rate(of_share) for share, of_share in frame.groupby("data_share")}
     require({*SHARES} <= {*rates}, "no maps were fitted on shares of the data")
     return rates
 
 
-@claim("rate-by-data-share", "Appendix B.2", _SHARES, paper="0.74, 0.80, 0.81, 0.82")
+@_on_shares("rate-by-data-share", "Appendix B.2", paper="0.74, 0.80, 0.81, 0.82")
 def _data_shares(evidence: Evidence) -> Finding:
     """Rate of an MLP under L2 at layer 11, trained on 50, 80, 90 and 100 % of the training data.
 
@@ -93,57 +92,61 @@ def _data_shares(evidence: Evidence) -> Finding:
     rates = _by_share(evidence)
     margins = [rates[share].within(POINTS, paper) for share, paper in PAPER_BY_SHARE.items()]
     measured = ", ".join(f"{rates[share].value:.2f}" for share in SHARES)
-    return decided(evidence, margins, measured, evidence.subject.stand_in(11))
+    return decide(evidence, margins, measured, evidence.subject.stand_in(11))
 
 
-@claim("more-data-gains-little", "Appendix B.2", _SHARES, paper="1 point from the last tenth")
+@_on_shares("more-data-gains-little", "Appendix B.2", paper="1 point from the last tenth")
 def _more_data_gains_little(evidence: Evidence) -> Finding:
     """The MLP would gain little from more data.
 
     Holds if: the last tenth of the data adds at most 2 points.
     """
     rates = _by_share(evidence)
-    gain = rates[1.0].over(rates[0.9])
-    return decided(evidence, [gain.under(POINTS)], f"{100 * gain.value:.1f} points", evidence.subject.stand_in(11))
+    gain = rates[1.0] - rates[0.9]
+    return decide(evidence, [POINTS - gain], f"{100 * gain.value:.1f} points", evidence.subject.stand_in(11))
 
 
-@claim("linear-and-mlp-overfit-alike", "Appendix B.2, Fig. 7", _RATES, paper="to the same degree")
+@_on_rates("linear-and-mlp-overfit-alike", "Appendix B.2, Fig. 7", paper="to the same degree")
 def _overfit_alike(evidence: Evidence) -> Finding:
     """Linear maps and MLPs overfit to the same degree under L2.
 
     Holds if: for both, the training rate is above the test rate on average over layers, and the larger gap is at most
     1.5 times the smaller.
     """
-    linear, mlp = (
-        own_layer(evidence, map, "l2", split="train").mean.over(own_layer(evidence, map, "l2").mean)
-        for map in ("linear", "mlp")
-    )
+
+    def gap(map: str) -> Measurement:
+        return own_layer(evidence, map, "l2", split="train").mean - own_layer(evidence, map, "l2").mean
+
+    linear = gap("linear")
+    mlp = gap("mlp")
     measured = f"linear {100 * linear.value:.1f} points, MLP {100 * mlp.value:.1f}"
-    margins = [linear, mlp, linear.times(1.5).over(mlp), mlp.times(1.5).over(linear)]
-    return decided(evidence, margins, measured)
+    margins = [linear, mlp, 1.5 * linear - mlp, 1.5 * mlp - linear]
+    return decide(evidence, margins, measured)
 
 
-@claim("linear-and-mlp-equal-under-cosine", "Appendix B.2", _RATES, paper="almost equally")
+@_on_rates("linear-and-mlp-equal-under-cosine", "Appendix B.2", paper="almost equally")
 def _equal_under_cosine(evidence: Evidence) -> Finding:
     """Under cosine distance, linear maps and MLPs do almost equally well.
 
     Holds if: rates within 2 points of each other at every layer.
     """
-    linear, mlp = (own_layer(evidence, map, "cosine") for map in ("linear", "mlp"))
-    gaps = linear.over(mlp)
+    linear = own_layer(evidence, "linear", "cosine")
+    mlp = own_layer(evidence, "mlp", "cosine")
+    gaps = linear - mlp
     widest = gaps.widest
     rates = f"linear {linear[widest]}, MLP {mlp[widest]}"
     measured = f"{100 * abs(gaps[widest].value):.1f} points at layer {widest}, {rates}"
-    return decided(evidence, [gap.within(POINTS, 0.0) for gap in gaps.values()], measured)
+    return decide(evidence, [gap.within(POINTS, 0.0) for gap in gaps.values()], measured)
 
 
 def _naive_across_single(evidence: Evidence) -> tuple[Measurement, Measurement]:
     """The naive rates across single layers, averaged over layers: under cosine, and under L2."""
-    cosine, l2 = (own_layer(evidence, "naive", distance, "previous").mean for distance in ("cosine", "l2"))
-    return cosine, l2
+    cosine = own_layer(evidence, "naive", "cosine", "previous")
+    l2 = own_layer(evidence, "naive", "l2", "previous")
+    return cosine.mean, l2.mean
 
 
-@claim("single-layers-change-little", "Appendix B.4, Fig. 11", _SINGLE, paper="well")
+@_on_single_layers("single-layers-change-little", "Appendix B.4, Fig. 11", paper="well")
 def _single_layers_easy(evidence: Evidence) -> Finding:
     """Across a single layer, even the naive lookup does well.
 
@@ -151,10 +154,10 @@ def _single_layers_easy(evidence: Evidence) -> Finding:
     """
     cosine, l2 = _naive_across_single(evidence)
     measured = f"cosine {cosine}, L2 {l2}"
-    return decided(evidence, [cosine.over(0.8), l2.over(0.8)], measured)
+    return decide(evidence, [cosine - 0.8, l2 - 0.8], measured)
 
 
-@claim("single-layers-keep-angle", "Appendix B.4, Fig. 11", _SINGLE, paper="cosine above L2")
+@_on_single_layers("single-layers-keep-angle", "Appendix B.4, Fig. 11", paper="cosine above L2")
 def _single_layers_keep_angle(evidence: Evidence) -> Finding:
     """A single layer changes the angle of a vector less than its length.
 
@@ -162,10 +165,10 @@ def _single_layers_keep_angle(evidence: Evidence) -> Finding:
     """
     cosine, l2 = _naive_across_single(evidence)
     measured = f"{cosine} against {l2} on average"
-    return decided(evidence, [cosine.over(l2)], measured, other_maps(evidence, "previous", "naive"))
+    return decide(evidence, [cosine - l2], measured, other_maps_in_words(evidence, "previous", "naive"))
 
 
-@claim("later-single-layers-harder", "Appendix B.4, Fig. 11", Basis(("previous",), "mrpc", LEARNED), paper="on average")
+@claims.on("previous", texts=LEARNED)("later-single-layers-harder", "Appendix B.4, Fig. 11", paper="on average")
 def _later_layers_harder(evidence: Evidence) -> Finding:
     """Tokens are harder to identify across later layers.
 
@@ -174,51 +177,54 @@ def _later_layers_harder(evidence: Evidence) -> Finding:
     half = evidence.subject.n_layers // 2
     require(half)
     rates = by_layer(rates_of(evidence, "previous"))
-    first = rates.part(last=half).mean
-    second = rates.part(half + 1).mean
+    first = rates.between(last=half).mean
+    second = rates.between(half + 1).mean
     measured = f"{first} in the first half, {second} in the second"
-    return decided(evidence, [second.under(first)], measured)
+    return decide(evidence, [first - second], measured)
 
 
 def _finetuning_losses(evidence: Evidence) -> tuple[Measurement, Measurement, str]:
     """What fine-tuning takes from the naive rate across the last layer: under cosine, under L2, and both in words."""
     last = evidence.subject.named_layers[12]
-    losses = []
-    steps = []
+    losses = {}
+    words = {}
     for distance in ("cosine", "l2"):
         before = rate(rates_of(evidence, "untuned", distance=distance, map="naive", layer=last))
         after = rate(rates_of(evidence, "finetuned", distance=distance, map="naive", layer=last))
-        losses.append(before.over(after))
-        steps.append(f"{before} → {after}")
-    return losses[0], losses[1], f"L2 {steps[1]}, cosine {steps[0]}"
+        losses[distance] = before - after
+        words[distance] = f"{before} → {after}"
+    return losses["cosine"], losses["l2"], f"L2 {words['l2']}, cosine {words['cosine']}"
 
 
 def _finetuning_hurts_l2(evidence: Evidence) -> Finding:
     _, l2, words = _finetuning_losses(evidence)
-    return decided(evidence, [l2.over(0.1)], words, f"compared with {evidence.subject.finetuned}")
+    return decide(evidence, [l2 - 0.1], words, f"compared with {evidence.subject.finetuned}")
 
 
 def _finetuning_spares_cosine(evidence: Evidence) -> Finding:
     cosine, l2, words = _finetuning_losses(evidence)
-    half = l2.times(0.5)
-    margins = [l2, half.over(cosine), half.plus(cosine)]
-    return decided(evidence, margins, words, f"compared with {evidence.subject.finetuned}")
+    margins = [l2, 0.5 * l2 - cosine, 0.5 * l2 + cosine]
+    return decide(evidence, margins, words, f"compared with {evidence.subject.finetuned}")
 
 
 for _data, _figure in (("mrpc", 12), ("cola", 13)):
-    _tuned = Basis(("untuned", "finetuned"), _data, AVERAGED, only=_data == "cola")  # which must not repeat MRPC
-    claim(
+    _on_tuned = claims.on(
+        "untuned",
+        "finetuned",
+        texts=AVERAGED,
+        data=_data,
+        only=_data == "cola",  # which must not repeat MRPC
+    )
+    _on_tuned(
         f"finetuning-hurts-l2-{_data}",
         f"Appendix B.4, Fig. {_figure}",
-        _tuned,
         words="Fine-tuning hurts the L2 lookup across the last layer",
         paper="a remarkable decrease",
         rule="naive L2 rate at least 10 points lower than before fine-tuning",
     )(_finetuning_hurts_l2)
-    claim(
+    _on_tuned(
         f"finetuning-spares-cosine-{_data}",
         f"Appendix B.4, Fig. {_figure}",
-        _tuned,
         words="Fine-tuning affects the cosine lookup across the last layer much less than the L2 lookup",
         paper="much less",
         rule="the naive L2 rate falls, and the cosine rate falls or rises by less than half as much",
@@ -226,16 +232,13 @@ for _data, _figure in (("mrpc", 12), ("cola", 13)):
 
 
 def _neighbours(evidence: Evidence) -> Table:
-    """The rates of neighbouring tokens, with `near`: how far away they are."""
+    """The rates of neighbouring tokens, with how many positions they are `away`."""
     frame = rates_of(evidence, "neighbours", offset=None)
-    return frame.assign(near=frame["offset"].abs())
+    return frame.assign(away=frame["offset"].abs())
 
 
-@claim(
-    "neighbours-recovered-less",
-    "Appendix B.5, Fig. 14 to 17",
-    Basis(("rates", "neighbours"), "mrpc", LEARNED),
-    paper="to a much lower degree",
+@claims.on("rates", "neighbours", texts=LEARNED)(
+    "neighbours-recovered-less", "Appendix B.5, Fig. 14 to 17", paper="to a much lower degree"
 )
 def _neighbours_less(evidence: Evidence) -> Finding:
     """Neighbouring tokens are recovered far less often than the token itself.
@@ -243,41 +246,42 @@ def _neighbours_less(evidence: Evidence) -> Finding:
     Holds if: less at every layer, map and distance, and by at least 20 points on average.
     """
     keys = ["map", "distance", "layer"]
-    same = rates_of(evidence).query("layer == test_layer")
-    own = {key: rate(part) for key, part in same.groupby(keys)}
+    same_layer = rates_of(evidence).query("layer == test_layer")
+    token_rates = {key: rate(frame) for key, frame in same_layer.groupby(keys)}
     neighbours = _neighbours(evidence)
     margins = []
     compared = {}
-    for (*kind, _), part in neighbours.groupby([*keys, "offset"]):
-        compared[tuple(kind)] = own[tuple(kind)]
-        margins.append(rate(part).under(own[tuple(kind)]))
-    mean = rate(neighbours)
-    own_mean = average(compared.values())
-    measured = f"{mean} on average against {own_mean}"
-    return decided(evidence, [*margins, own_mean.over(mean).over(0.2)], measured)
+    for (*key, _), frame in neighbours.groupby([*keys, "offset"]):
+        token_rate = token_rates[tuple(key)]
+        compared[tuple(key)] = token_rate
+        margins.append(token_rate - rate(frame))
+    neighbour_mean = rate(neighbours)
+    token_mean = average(compared.values())
+    measured = f"{neighbour_mean} on average against {token_mean}"
+    return decide(evidence, [*margins, token_mean - neighbour_mean - 0.2], measured)
 
 
-@claim("neighbours-fall-with-distance", "Appendix B.5, Fig. 14 to 17", _NEIGHBOURS, paper="drops with k")
+@_on_neighbours("neighbours-fall-with-distance", "Appendix B.5, Fig. 14 to 17", paper="drops with k")
 def _neighbours_fall_with_distance(evidence: Evidence) -> Finding:
     """The further away a neighbour is, the less often it is recovered.
 
     Holds if: average over layers, sides, maps and distances falls from 1 to 2 to 3 positions away.
     """
-    rates = by_layer(_neighbours(evidence), "near")
+    rates = by_layer(_neighbours(evidence), "away")
     measured = ", ".join(f"{mean} at ±{away}" for away, mean in rates.items())
-    return decided(evidence, [rise.under(0.0) for rise in rates.rises().values()], measured)
+    return decide(evidence, [-1.0 * rise for rise in rates.rises().values()], measured)
 
 
-@claim("neighbours-fall-with-depth", "Appendix B.5, Fig. 14 to 17", _NEIGHBOURS, paper="drops with depth")
+@_on_neighbours("neighbours-fall-with-depth", "Appendix B.5, Fig. 14 to 17", paper="drops with depth")
 def _neighbours_fall_with_depth(evidence: Evidence) -> Finding:
     """The deeper the layer, the less often neighbours are recovered.
 
     Holds if: average lower at the last layer than at the first, and at no layer half a point above the layer before.
     """
-    return falls(evidence, by_layer(_neighbours(evidence)), NOISE)
+    return decide_fall(evidence, by_layer(_neighbours(evidence)), NOISE)
 
 
-@claim("left-and-right-differ", "Appendix B.5, Fig. 14 to 17", _NEIGHBOURS, paper="different behaviour")
+@_on_neighbours("left-and-right-differ", "Appendix B.5, Fig. 14 to 17", paper="different behaviour")
 def _left_and_right_differ(evidence: Evidence) -> Finding:
     """Left and right neighbours are recovered differently.
 
@@ -288,8 +292,8 @@ def _left_and_right_differ(evidence: Evidence) -> Finding:
     frame = _neighbours(evidence)
     left = by_layer(frame[frame["offset"] < 0])
     right = by_layer(frame[frame["offset"] > 0])
-    gaps = left.over(right)
+    gaps = left - right
     widest = gaps.widest
-    gap = gaps[widest] if gaps[widest].value > 0 else gaps[widest].times(-1.0)
+    gap = gaps[widest] if gaps[widest].value > 0 else -1.0 * gaps[widest]
     sides = f"left {left[widest]}, right {right[widest]}"
-    return decided(evidence, [gap.over(SIDES)], f"{100 * gap.value:.1f} points at layer {widest}, {sides}")
+    return decide(evidence, [gap - SIDES], f"{100 * gap.value:.1f} points at layer {widest}, {sides}")

@@ -41,102 +41,103 @@ class JudgedClaim:
     @property
     def verdict(self) -> Verdict:
         """The verdict, or `MIXED` where norms disagree."""
-        verdicts = {found.verdict for found in self.findings.values()}
+        verdicts = {finding.verdict for finding in self.findings.values()}
         return verdicts.pop() if len(verdicts) == 1 else Verdict.MIXED
 
     @property
     def remark(self) -> str:
-        """What several findings all say beside their numbers, to be said once; "" where they differ."""
-        said = {found.why for found in self.findings.values()}
-        return said.pop() if len(said) == 1 and len(self.findings) > 1 else ""
+        """The clause that several findings share, to be shown once; "" where they differ."""
+        clauses = {finding.why for finding in self.findings.values()}
+        return clauses.pop() if len(clauses) == 1 and len(self.findings) > 1 else ""
 
 
 def by_section(judged: Iterable[JudgedClaim]) -> dict[str, list[JudgedClaim]]:
-    """Gather claims into the sections of the paper, in its order."""
+    """Group claims by the sections of the paper, in its order."""
     sections: dict[str, list[JudgedClaim]] = {section: [] for section in SECTIONS}
-    for one in judged:
-        sections[one.claim.section].append(one)
-    return {section: claims for section, claims in sections.items() if claims}
+    for result in judged:
+        sections[result.claim.section].append(result)
+    return {section: results for section, results in sections.items() if results}
 
 
-def counts(judged: Iterable[JudgedClaim]) -> dict[Verdict, int]:
-    """How many claims have each verdict, where any has: each claim has one."""
-    found = Counter(one.verdict for one in judged)
-    return {verdict: found[verdict] for verdict in Verdict if found[verdict]}
+def verdict_counts(judged: Iterable[JudgedClaim]) -> dict[Verdict, int]:
+    """Count the claims with each verdict that occurs."""
+    counts = Counter(result.verdict for result in judged)
+    return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
-def counted(judged: Sequence[JudgedClaim]) -> str:
-    """Say how many claims there are and how they were judged; ours are counted apart from the paper's."""
+def counts_in_words(judged: Sequence[JudgedClaim]) -> str:
+    """Return how many claims came out how, in words; ours are counted separately from the paper's."""
     if not judged:
         return "No claim was judged."
-    whose = {"": [one for one in judged if one.claim.section != BESIDE]}
-    whose[" of ours"] = [one for one in judged if one.claim.section == BESIDE]
-    return " ".join(_counted(claims, owner) for owner, claims in whose.items() if claims)
-
-
-def _counted(judged: Sequence[JudgedClaim], owner: str) -> str:
-    parts = ", ".join(f"{count} {verdict.counted[count > 1]}" for verdict, count in counts(judged).items())
-    return f"{len(judged)} {'claims' if len(judged) > 1 else 'claim'}{owner}: {parts}."
+    sentences = []
+    for owner, is_ours in (("", False), (" of ours", True)):
+        results = [result for result in judged if (result.claim.section == BESIDE) == is_ours]
+        if results:
+            counts = verdict_counts(results).items()
+            parts = ", ".join(f"{count} {verdict.counted[count > 1]}" for verdict, count in counts)
+            sentences.append(f"{len(results)} {'claims' if len(results) > 1 else 'claim'}{owner}: {parts}.")
+    return " ".join(sentences)
 
 
 def rows(judged: Iterable[JudgedClaim]) -> list[dict[str, str]]:
-    """A row of words for each claim and norm, with the columns `COLUMNS`."""
+    """Return a row of words for each claim and norm, with the columns `COLUMNS`."""
     table = []
-    for one in judged:
-        claim = {"claim": one.claim.name, "data": one.data}
-        claim |= {name: getattr(one.claim, name) for name in ("section", "where", "words", "paper", "rule")}
-        for norm, found in one.findings.items():
-            finding = {"norm": norm, "verdict": found.verdict.value, "measured": found.measured, "why": found.why}
-            table.append(claim | finding)
+    for result in judged:
+        claim = {"claim": result.claim.name, "data": result.data}
+        claim |= {name: getattr(result.claim, name) for name in ("section", "where", "words", "paper", "rule")}
+        for norm, finding in result.findings.items():
+            verdict = finding.verdict.value
+            table.append(claim | {"norm": norm, "verdict": verdict, "measured": finding.measured, "why": finding.why})
     return table
 
 
 def read_rows(table: "DataFrame") -> list[JudgedClaim]:
-    """The judged claims of a table that was made from `rows`, as `claims.parquet` holds it."""
+    """Read judged claims back from a table that was made from `rows`, such as `claims.parquet`."""
     findings: dict[tuple[str, str], dict[str, Finding]] = {}
     for row in table.to_dict("records"):
-        found = Finding(Verdict(row["verdict"]), row["measured"], row["why"])
-        findings.setdefault((row["claim"], row["data"]), {})[row["norm"]] = found
-    return [JudgedClaim(CLAIMS[name], data, found) for (name, data), found in findings.items()]
+        finding = Finding(Verdict(row["verdict"]), row["measured"], row["why"])
+        findings.setdefault((row["claim"], row["data"]), {})[row["norm"]] = finding
+    return [JudgedClaim(CLAIMS[name], data, by_norm) for (name, data), by_norm in findings.items()]
 
 
 # The terminal
 
 
 def claims_table(judged: Sequence[JudgedClaim]) -> RenderableType:
-    """The claims for a terminal of 100 columns: by section, what was measured beside the paper's number.
+    """Lay out claims by section for a terminal of 100 columns, with what was measured beside the paper's number.
 
     A claim that was judged under each norm has its findings in one row.
     """
-    parts: list[RenderableType] = []
-    for section, claims in by_section(judged).items():
-        parts.append(Text(f"\n{section}: {SECTIONS[section]}", style="bold underline"))
-        plain, by_norm = ([one for one in claims if one.claim.by_norm == wanted] for wanted in (False, True))
-        tables = [_table(plain, {"": "measured"})] if plain else []
-        tables += [_table(by_norm, NORMS)] if by_norm else []
-        parts += [part for table in tables for part in (Text(""), table)]
-    return Group(*parts, Text(f"\n{counted(judged)}", style="bold"))
+    blocks: list[RenderableType] = []
+    for section, results in by_section(judged).items():
+        blocks.append(Text(f"\n{section}: {SECTIONS[section]}", style="bold underline"))
+        for columns, by_norm in (({"": "measured"}, False), (NORMS, True)):
+            alike = [result for result in results if result.claim.by_norm == by_norm]
+            if alike:
+                blocks += [Text(""), _table(alike, columns)]
+    return Group(*blocks, Text(f"\n{counts_in_words(judged)}", style="bold"))
 
 
-def _table(claims: list[JudgedClaim], columns: Mapping[str, str]) -> Table:
-    """One row per claim; `columns` are norms with their headings."""
+def _table(judged: list[JudgedClaim], columns: Mapping[str, str]) -> Table:
+    """Return a table with a row per claim; `columns` are norms with their headings."""
     table = Table(box=box.SIMPLE, show_edge=False, leading=1, padding=(0, 1, 0, 0), header_style="dim", expand=True)
     table.border_style = "dim"
-    wide, narrow = (36, 16) if len(columns) == 1 else (29, 14)
-    rest = (96 - wide - narrow) // len(columns)
-    for heading, width in (("claim", wide), ("paper", narrow), *((heading, rest) for heading in columns.values())):
-        table.add_column(heading, ratio=width, overflow="fold")
-    for one in claims:
-        about = " · ".join(part for part in (one.claim.where, one.data, one.remark) if part)
-        cells = (_cell(one.findings.get(norm), one.remark) for norm in columns)
-        table.add_row(Text.assemble(one.claim.words, (f"\n{about}", "dim")), one.claim.paper, *cells)
+    claim_width, paper_width = (36, 16) if len(columns) == 1 else (29, 14)
+    table.add_column("claim", ratio=claim_width, overflow="fold")
+    table.add_column("paper", ratio=paper_width, overflow="fold")
+    for heading in columns.values():
+        table.add_column(heading, ratio=(96 - claim_width - paper_width) // len(columns), overflow="fold")
+    for result in judged:
+        about = " · ".join(filter(None, (result.claim.where, result.data, result.remark)))
+        cells = [_cell(result.findings.get(norm), result.remark) for norm in columns]
+        table.add_row(Text.assemble(result.claim.words, (f"\n{about}", "dim")), result.claim.paper, *cells)
     return table
 
 
-def _cell(found: Finding | None, remark: str) -> Text:
-    if found is None:
+def _cell(finding: Finding | None, remark: str) -> Text:
+    if finding is None:
         return Text("not computed", style="dim")
-    verdict = f"{found.verdict.symbol} {found.verdict}"
-    measured = f"\n{found.measured}" if found.measured != NOTHING else ""
-    why = (f"\n{found.why}", "dim") if found.why and not remark else ""
-    return Text.assemble((verdict, found.verdict.style), measured, why)
+    verdict = f"{finding.verdict.symbol} {finding.verdict}"
+    measured = f"\n{finding.measured}" if finding.measured != NOTHING else ""
+    why = (f"\n{finding.why}", "dim") if finding.why and not remark else ""
+    return Text.assemble((verdict, finding.verdict.style), measured, why)
