@@ -54,6 +54,8 @@ def run(options: ReadingOptions, *, progress: Progress = silent) -> list[Row]:
 
 def _timed(case: str, what: str, task: Task, forward: float | None = None) -> Iterator[Row]:
     """Yield the time on the clock and the processor time of all threads; beside a forward pass where that is given."""
+    if torch.cuda.is_available():
+        task()  # kernels are compiled, and loaded for each new shape, the first time
     before = time.process_time()
     clock, _ = seconds(task)
     used = time.process_time() - before
