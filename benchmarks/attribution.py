@@ -19,9 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.measure import Row, best_seconds, cuda_peak_gib, seconds, time_rows
 from benchmarks.shapes import BERTS, made_up_bert, made_up_llama
-from identikit.attribution import request as shared
+from identikit.attribution import tangents
 from identikit.attribution.attribute import token_attribution
-from identikit.attribution.derivative import agreeing, block_derivatives
+from identikit.attribution.derivative import agreeing_rows, block_derivatives
 from identikit.attribution.plan import expected_seconds, make_plan
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.maths.jacobian import contributions, is_folding_cheaper
@@ -223,8 +223,8 @@ def prepare(model: Model, batch: TokenBatch, precision: str) -> None:
     """Compute every layer's derivative, as the sweep does first."""
     dtype = torch.bfloat16 if precision == "bfloat16" else model.dtype
     rounded = "full" if precision == "full" else "tf32"
-    with model.split(batch) as split, shared.forward_mode(), product_precision(rounded):
-        for block, agree in zip(split.blocks, agreeing(split.blocks), strict=True):
+    with model.split(batch) as split, tangents.forward_mode(), product_precision(rounded):
+        for block, agree in zip(split.blocks, agreeing_rows(split.blocks), strict=True):
             block_derivatives(block, [batch.keep.shape[1]], agree=agree, dtype=dtype)
 
 

@@ -11,7 +11,7 @@ import torch
 from identikit.attribution import attribute as attribution
 from identikit.attribution import passes, sweep
 from identikit.attribution.attribute import token_attribution
-from identikit.attribution.plan import AttributionPlan, _joined
+from identikit.attribution.plan import AttributionPlan, _joint_plan
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.errors import InputError
 from identikit.maths import jacobian
@@ -34,11 +34,11 @@ def asked(model: Model, *, layers=None, targets=None, **options) -> Request:
     return dataclasses.replace(AttributionOptions(**options).checked(model, layers), targets=targets)
 
 
-def swept(model: Model, *batches: TokenBatch, chunk: int = 2, together: int = 4, **options) -> list[torch.Tensor]:
-    """Sweep texts side by side in rounds of `together` inputs."""
+def swept(model: Model, *batches: TokenBatch, chunk: int = 2, round_size: int = 4, **options) -> list[torch.Tensor]:
+    """Sweep texts side by side in rounds of `round_size` inputs."""
     texts = [read(model, batch) for batch in batches]
     of_texts = [asked(model, **options)] * len(batches)
-    return sweep.sweep(texts, of_texts, chunk=chunk, together=together, tick=lambda count: None)
+    return sweep.sweep(texts, of_texts, chunk=chunk, round_size=round_size, tick=lambda count: None)
 
 
 def read(model: Model, batch: TokenBatch) -> TextRun:
@@ -146,9 +146,9 @@ def test_chunks_and_rounds_change_nothing():
     for name in ("bert", "llama"):
         model = tiny.loaded(name, dtype=torch.float64)
         batch = batch_of(model, (9,))
-        (whole,) = swept(model, batch, chunk=9, together=9)
-        for chunk, together in ((1, 1), (2, 9), (3, 5)):
-            assert off(swept(model, batch, chunk=chunk, together=together)[0], whole) <= 1e-13
+        (whole,) = swept(model, batch, chunk=9, round_size=9)
+        for chunk, round_size in ((1, 1), (2, 9), (3, 5)):
+            assert off(swept(model, batch, chunk=chunk, round_size=round_size)[0], whole) <= 1e-13
         (some,) = swept(model, batch, chunk=4, layers=(1,), targets=(8, 0, 3))
         assert off(some, whole[1:2][:, :, [8, 0, 3]]) <= 1e-13
 
@@ -195,7 +195,7 @@ def test_groups_of_texts_do_not_matter(probes: object, monkeypatch: pytest.Monke
     alone = token_attribution(model, TEXTS, probes=probes)
 
     def groups(model: Model, plans: list[AttributionPlan], *, padded: bool):
-        yield [1, 0], _joined([plans[1], plans[0]])
+        yield [1, 0], _joint_plan([plans[1], plans[0]])
         yield [2], plans[2]
 
     monkeypatch.setattr(attribution, "side_by_side", groups)
@@ -213,8 +213,8 @@ def test_texts_side_by_side_are_as_alone(name: str):
     model = tiny.loaded(name, dtype=torch.float64)
     batch = batch_of(model, (9, 6, 8))
     texts = [single_text(batch, row) for row in range(3)]
-    for together, probes in ((4, "exact"), (100, 5)):
-        found = swept(model, *texts, together=together, probes=probes)
+    for round_size, probes in ((4, "exact"), (100, 5)):
+        found = swept(model, *texts, round_size=round_size, probes=probes)
         for text, one in zip(texts, found, strict=True):
             (alone,) = swept(model, text, probes=probes)
             assert (one - alone).abs().max() <= (1e-6 if name in CASTING else 1e-12) * alone.max()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from identikit.attribution import passes, request
+from identikit.attribution import passes, tangents
 from identikit.attribution.attribute import token_attribution
 from identikit.errors import InputError
 from identikit.models.load.load import load
@@ -26,8 +26,8 @@ def test_powers_of_two_change_no_bit(name, probes, highest, monkeypatch):
         return [*swept(model, batch, probes=probes), forward]
 
     plain = both()
-    monkeypatch.setattr(request, "SCALED", (torch.float32,))
-    monkeypatch.setattr(request, "HIGHEST", highest)
+    monkeypatch.setattr(tangents, "SCALED", (torch.float32,))
+    monkeypatch.setattr(tangents, "HIGHEST", highest)
     for one, other in zip(plain, both(), strict=True):
         assert torch.equal(one, other)
 
@@ -47,7 +47,7 @@ def test_float16_does_not_overflow_where_its_sizes_only_grow(monkeypatch):
     for probes in ("exact", 24):
         found = token_attribution(growing(torch.float16), TEXTS[0], probes=probes).contribution
         assert ((found - exact).abs() / exact)[exact > 1e-3].max() <= 0.005
-    monkeypatch.setattr(request, "SCALED", ())
+    monkeypatch.setattr(tangents, "SCALED", ())
     with pytest.raises(InputError, match="overflow"):
         token_attribution(growing(torch.float16), TEXTS[0])
 

@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 from torch.profiler import ProfilerActivity, profile
 
-from identikit.attribution import derivative, request
+from identikit.attribution import derivative, memory, request
 from identikit.attribution import plan as planning
 from identikit.models.model import Model
 from tests.attribution.test_attribute import asked, off, read
@@ -54,7 +54,7 @@ def llama(dtype: torch.dtype, layers: int = 3) -> Model:
 @pytest.fixture
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of passes that weigh as little beside these shapes as real ones do beside real shapes."""
-    for module in (request, derivative, planning):
+    for module in (memory, request, derivative, planning):
         monkeypatch.setattr(module, "working_bytes", lambda device, whole_blocks=False: 1 << 20)
     monkeypatch.setattr(planning, "_CHUNK_BYTES", {"cpu": 1 << 22})
 
@@ -80,7 +80,7 @@ def test_the_peak_of_texts_side_by_side_is_known_beforehand(precision):
     wanted = asked(model, precision=precision)
     lengths = (TOKENS, TOKENS - 2)
     texts = [read(model, model.sample((n,))) for n in lengths]
-    way = planning._joined([planning.make_plan(model, n, wanted) for n in lengths])
+    way = planning._joint_plan([planning.make_plan(model, n, wanted) for n in lengths])
     most = peak_bytes(lambda: way.run(texts, [wanted] * 2, lambda count: None))
     assert 0.8 * way.peak <= most <= 1.2 * way.peak
 
@@ -97,8 +97,8 @@ def test_less_memory_gives_the_same_numbers():
     def run(way: planning.AttributionPlan) -> None:
         answers.extend(way.run([text], [wanted], lambda count: None))
 
-    for chunk, together in ((2, TOKENS), (1, 4)):
-        way = replace(plan, chunk=chunk, together=together)
+    for chunk, round_size in ((2, TOKENS), (1, 4)):
+        way = replace(plan, chunk=chunk, round_size=round_size)
         assert 0.8 * way.peak <= peak_bytes(partial(run, way)) <= 1.2 * way.peak
     for other in answers[1:]:
         assert off(other, answers[0]) <= 5e-6

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from identikit.attribution import memory, sweep
 from identikit.attribution import plan as attribution
-from identikit.attribution import request, sweep
 from identikit.attribution.attribute import token_attribution
 from identikit.errors import InputError
 from identikit.models.load.load import load
@@ -122,7 +122,7 @@ def test_short_texts_of_like_length_are_done_side_by_side(monkeypatch: pytest.Mo
     monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 40)
     *others, (group, way) = attribution.side_by_side(model, plans, padded=True)
     assert [group for group, _ in others] == [[1], [4]] and group == [5, 0, 3, 2]
-    assert way.together == sum(lengths[place] for place in group)
+    assert way.round_size == sum(lengths[place] for place in group)
     monkeypatch.setattr(attribution, "_GROUP_TOKENS", 26)
     assert [group for group, _ in attribution.side_by_side(model, plans, padded=True)] == [[1], [4], [5, 0], [3, 2]]
     monkeypatch.setattr(attribution, "free_bytes", lambda device: 1 << 20)
@@ -137,7 +137,7 @@ def test_chunks_halve_until_they_fit():
             raise torch.OutOfMemoryError("CUDA out of memory")
         done.append((first, last))
 
-    request.in_chunks(7, 5, work)
+    memory.in_chunks(7, 5, work)
     assert done == [(0, 2), (2, 4), (4, 6), (6, 7)]
 
 
@@ -151,7 +151,7 @@ def test_what_halving_cannot_mend_is_told(error: Exception, told: type[Exception
         raise error
 
     with pytest.raises(told, match=message):
-        request.in_chunks(4, 4, work)
+        memory.in_chunks(4, 4, work)
 
 
 @pytest.mark.slow

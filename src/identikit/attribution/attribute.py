@@ -91,130 +91,132 @@ def token_attribution(
     several = is_text_list(text)
     side = None if target_text is None and generate is None else "decoder"
     model, text = model_and_texts(model, text, side, target_text, generate, truncate=truncate, max_tokens=max_tokens)
-    options = AttributionOptions(probes, norm, source, precision, seed).checked(model, layers)
+    request = AttributionOptions(probes, norm, source, precision, seed).checked(model, layers)
     texts = prepare_texts(model, text, truncate=truncate, max_tokens=max_tokens)
     if target is not None:
         for name, value in {"layers": layers, "targets": targets}.items():
             no_effect(name, value, _ONE_GRADIENT)
-        outputs = _outputs(texts, target, options, progress)
+        outputs = _attribute_outputs(texts, target, request, progress)
         return Results(outputs) if several else outputs[0]
-    if targets is None and (ahead := cost_warning(model, [_inputs(reading) for reading in texts], options)):
-        warnings.warn(ahead, stacklevel=3)
+    if targets is None and (warning := cost_warning(model, [_input_count(run) for run in texts], request)):
+        warnings.warn(warning, stacklevel=3)
     with one_thread_if_busy():
-        results = attribute(texts, options, targets=targets, progress=progress)
+        results = attribute(texts, request, targets=targets, progress=progress)
     return Results(results) if several else results[0]
 
 
-def _inputs(reading: TextRun) -> int:
-    """Return how many tokens are inputs."""
-    return len(input_facts(reading)["tokens"])
+def _input_count(text: TextRun) -> int:
+    return len(input_facts(text)["tokens"])
 
 
-def _outputs(texts: Sequence[TextRun], target: object, options: Request, progress: Progress) -> list[OutputAttribution]:
+def _attribute_outputs(
+    texts: Sequence[TextRun], target: object, request: Request, progress: Progress
+) -> list[OutputAttribution]:
     for name in ("probes", "norm", "precision", "seed"):
-        value = getattr(options, name)
+        value = getattr(request, name)
         no_effect(name, None if value == getattr(AttributionOptions, name) else value, _ONE_GRADIENT)
-    outputs = []
-    for done, reading in enumerate(texts):
-        outputs.append(attribute_output(reading, target, source=options.source))
-        progress("attribution of outputs, texts", done + 1, len(texts))
-    return outputs
+    results = []
+    for text in texts:
+        results.append(attribute_output(text, target, source=request.source))
+        progress("attribution of outputs, texts", len(results), len(texts))
+    return results
 
 
 def attribute(
-    texts: Sequence[TextRun], options: Request, *, targets: Index = None, progress: Progress = silent
+    texts: Sequence[TextRun], request: Request, *, targets: Index = None, progress: Progress = silent
 ) -> list[TokenAttribution]:
-    """Attribute texts of one model that are encoded already, and perhaps run; `options` were checked."""
+    """Attribute texts of one model that are encoded already, and perhaps run."""
     model = texts[0].model
-    asked = [options] * len(texts)
+    requests = [request] * len(texts)
     if targets is not None:
-        asked = [replace(options, targets=_positions(texts, place, targets)) for place in range(len(texts))]
-    if options.norm == FISHER:
-        pairs = zip(texts, asked, strict=True)
-        asked = [replace(of_text, roots=fisher_roots(text, of_text.targets)) for text, of_text in pairs]
-    planned = cache(partial(make_plan, model))  # texts of one length are planned once
-    plans = [planned(_inputs(text), of_text) for text, of_text in zip(texts, asked, strict=True)]
-    total = sum(each.units for each in plans)
-    done = 0.0
+        requests = [replace(request, targets=_target_positions(texts, index, targets)) for index in range(len(texts))]
+    if request.norm == FISHER:
+        pairs = zip(texts, requests, strict=True)
+        requests = [replace(one_request, roots=fisher_roots(text, one_request.targets)) for text, one_request in pairs]
+    cached_plan = cache(partial(make_plan, model))  # texts of one length are planned once
+    plans = [cached_plan(_input_count(text), one_request) for text, one_request in zip(texts, requests, strict=True)]
+    total = sum(plan.units for plan in plans)
+    finished = 0.0
 
     def tick(count: float | int) -> None:
-        nonlocal done
-        done = min(done + count, total)  # where memory ran out, work is repeated
-        progress("attribution, tokens", int(done + 1e-6), total)
+        nonlocal finished
+        finished = min(finished + count, total)  # where memory ran out, work is repeated
+        progress("attribution, tokens", int(finished + 1e-6), total)
 
     results: dict[int, TokenAttribution] = {}
     padded = model.modality == "text" and all(text.batch.images is None for text in texts)
-    for group, group_plan in side_by_side(model, plans, padded=padded):
-        seeds = [options.seed + zlib.crc32(repr(texts[place].tokens).encode()) for place in group]  # texts differ
-        seeded = [replace(asked[place], seed=seed) for place, seed in zip(group, seeds, strict=True)]
-        answers = group_plan.run([texts[place] for place in group], seeded, tick)
-        for place, measured in zip(group, answers, strict=True):
-            results[place] = _attributed(texts[place], asked[place], measured, group_plan.engine)
-    return [results[place] for place in range(len(texts))]
+    for group, plan in side_by_side(model, plans, padded=padded):
+        seeds = [request.seed + zlib.crc32(repr(texts[index].tokens).encode()) for index in group]  # texts differ
+        seeded = [replace(requests[index], seed=seed) for index, seed in zip(group, seeds, strict=True)]
+        answers = plan.run([texts[index] for index in group], seeded, tick)
+        for index, measured in zip(group, answers, strict=True):
+            results[index] = _result(texts[index], requests[index], measured, plan.engine)
+    return [results[index] for index in range(len(texts))]
 
 
-def _positions(texts: Sequence[TextRun], place: int, targets: Index) -> tuple[int, ...]:
+def _target_positions(texts: Sequence[TextRun], index: int, targets: Index) -> tuple[int, ...]:
     """Return the positions of the targets in one of the texts."""
-    tokens = texts[place].tokens
+    tokens = texts[index].tokens
     try:
         return tuple(Axis("target", tuple(range(len(tokens))), tokens).indices_of(targets))
     except InputError as error:
         if len(texts) == 1:
             raise
         message = str(error)
-        raise InputError(f"In texts[{place}], {message[0].lower()}{message[1:]}") from None
+        raise InputError(f"In texts[{index}], {message[0].lower()}{message[1:]}") from None
 
 
-def _attributed(reading: TextRun, options: Request, measured: Tensor, engine: str) -> TokenAttribution:
-    model = reading.model
-    tokens = reading.tokens
-    _check_overflow(measured, options, model)
-    if options.exact:
+def _result(text: TextRun, request: Request, measured: Tensor, engine: str) -> TokenAttribution:
+    """Make a Result of what an engine measured of a text."""
+    model = text.model
+    tokens = text.tokens
+    _check_overflow(measured, request, model)
+    if request.exact:
         arrays = {"contribution": jacobian.contributions(measured)}
     else:
-        size = model.d_model if options.source == "after" or engine == "reverse" else model.d_input
+        size = model.d_model if request.source == "after" or engine == "reverse" else model.d_input
         contribution, stderr = jacobian.estimated_contributions(measured, population=size)
         arrays = {"contribution": contribution, "stderr": stderr}
-    targets = tuple(range(len(tokens))) if options.targets is None else options.targets
-    facts = reading.about
-    inputs = input_facts(reading)
+    targets = tuple(range(len(tokens))) if request.targets is None else request.targets
+    about = text.about
+    inputs = input_facts(text)
     if len(inputs["tokens"]) > len(tokens):
-        facts[SOURCE] = inputs
+        about[SOURCE] = inputs
     axes = (
-        Axis("layer", options.layers),
+        Axis("layer", request.layers),
         Axis("input", tuple(range(len(inputs["tokens"]))), tuple(inputs["tokens"])),
-        Axis("output", targets, tuple(tokens[place] for place in targets)),
+        Axis("output", targets, tuple(tokens[target] for target in targets)),
     )
-    about = facts | {
-        "norm": options.norm,
-        "probes": None if options.exact else options.probes,
+    about |= {
+        "norm": request.norm,
+        "probes": None if request.exact else request.probes,
         "engine": engine,
-        "causal": reading.causal,
-        "underflow": _underflow(measured, reading, options),
-        "cls": _position(reading, "cls"),
-        "separator": _position(reading, "sep"),
+        "causal": text.causal,
+        "underflow": _underflow(measured, text, request),
+        "cls": _special_position(text, "cls"),
+        "separator": _special_position(text, "sep"),
     }
     provenance = model.provenance(
-        reading.text,
-        norm=options.norm,
-        probes=options.probes,
-        source=options.source,
-        precision=options.precision,
-        seed=options.seed,
+        text.text,
+        norm=request.norm,
+        probes=request.probes,
+        source=request.source,
+        precision=request.precision,
+        seed=request.seed,
         engine=engine,
-        layers=options.layers,
-        targets=options.targets,
+        layers=request.layers,
+        targets=request.targets,
         **({} if model.decoder_attention is None else {"attention": model.decoder_attention}),
     )
     return TokenAttribution(axes, StoredArrays(arrays, dict.fromkeys(arrays, _DIMS)), provenance, about)
 
 
-def _check_overflow(measured: Tensor, options: Request, model: Model) -> None:
-    """Refuse derivatives that are too large for their number format, and say from which layer on."""
+def _check_overflow(measured: Tensor, request: Request, model: Model) -> None:
+    """Refuse derivatives that are too large for their number format, and name the layer from which on they are."""
     lost = (~measured.isfinite()).flatten(1).double().mean(1).tolist()
     if not any(lost):
         return
-    shares = dict(zip(options.layers, lost, strict=True))
+    shares = dict(zip(request.layers, lost, strict=True))
     layer = min(layer for layer, share in shares.items() if share)
     before = f" Or ask only for layers before {layer}." if layer else ""
     raise InputError(
@@ -223,40 +225,40 @@ def _check_overflow(measured: Tensor, options: Request, model: Model) -> None:
     )
 
 
-def _underflow(measured: Tensor, reading: TextRun, options: Request) -> list[float] | None:
+def _underflow(measured: Tensor, text: TextRun, request: Request) -> list[float] | None:
     """Return, by layer, which share of the pairs of tokens that attention connects came out as exactly 0.
 
-    Attention connects two tokens where its weights lead from one to the other through the layers. None where it cannot
-    be said: the model does not split, or the norm may be 0 by itself.
+    Attention connects two tokens where its weights lead from one to the other through the layers. None where this is
+    unknown: the model does not split, or the norm may be 0 by itself.
     """
-    if options.norm == "sum" or not reading.model.family.splits:
+    if request.norm == "sum" or not text.model.family.splits:
         return None
-    moved = (measured if options.exact else measured.sum(-1)).double() > 0
+    moved = (measured if request.exact else measured.sum(-1)).double() > 0
     if moved.all():
-        return [0.0] * len(options.layers)
-    n = moved.shape[1]
-    targets = slice(None) if options.targets is None else list(options.targets)
-    connected = torch.eye(n, dtype=torch.float32)
-    reached = {}
-    with reading.split() as split:
-        for layer, block in enumerate(split.blocks[: max(options.layers) + 1]):
-            weights = torch.cat(
-                [block.call.weights(rows, dtype=torch.float32)[0] for rows in block.call.row_chunks()], 1
-            )
+        return [0.0] * len(request.layers)
+    targets = slice(None) if request.targets is None else list(request.targets)
+    connected = torch.eye(moved.shape[1], dtype=torch.float32)
+    connected_at = {}
+    with text.split() as split:
+        for layer, block in enumerate(split.blocks[: max(request.layers) + 1]):
+            call = block.call
+            weights = torch.cat([call.weights(rows, dtype=torch.float32)[0] for rows in call.row_chunks()], 1)
             sees = (weights > 0).any(0).float().cpu()
             connected = ((connected + connected @ sees.T) > 0).float()  # (input, output)
-            reached[layer] = connected[:, targets] > 0
-    return [
-        float((reached[layer] & ~of_layer).sum() / reached[layer].sum().clamp(min=1))
-        for layer, of_layer in zip(options.layers, moved, strict=True)
-    ]
+            connected_at[layer] = connected[:, targets] > 0
+    shares = []
+    for layer, layer_moved in zip(request.layers, moved, strict=True):
+        pairs = connected_at[layer]
+        shares.append(float((pairs & ~layer_moved).sum() / pairs.sum().clamp(min=1)))
+    return shares
 
 
-def _position(reading: TextRun, name: str) -> int | None:
+def _special_position(text: TextRun, name: str) -> int | None:
     """Return where the first [CLS] or [SEP] stands, by the tokenizer's own name for it."""
-    wanted = getattr(reading.model.tokenizer, f"{name}_token", None) or f"[{name.upper()}]"
-    special = reading.batch.special[0].tolist()
-    return next((place for place, token in enumerate(reading.tokens) if special[place] and token == wanted), None)
+    spelling = getattr(text.model.tokenizer, f"{name}_token", None) or f"[{name.upper()}]"
+    special = text.batch.special[0].tolist()
+    positions = (i for i, token in enumerate(text.tokens) if special[i] and token == spelling)
+    return next(positions, None)
 
 
 def mixing(results: Iterable[TokenAttribution]) -> Mixing:

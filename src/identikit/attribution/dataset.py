@@ -74,9 +74,10 @@ class AttributionJob:
         readings = prepare_texts(model, task, truncate=options.truncate, max_tokens=options.max_tokens)
         results = attribute(readings, options.checked(model), progress=progress)
         maps = [result.whole().cpu() for result in results]
-        own = torch.cat([own_contribution(contribution).mT for contribution in maps])
-        largest = torch.cat([outweighed(contribution).mT for contribution in maps])
-        return pack(mixing(results)) | {"token own": own, "token outweighed": largest}
+        return pack(mixing(results)) | {
+            "token own": torch.cat([own_contribution(contribution).mT for contribution in maps]),
+            "token outweighed": torch.cat([outweighed(contribution).mT for contribution in maps]),
+        }
 
     def merged(self, parts: Sequence[Numbers]) -> Numbers:
         """Return the statistics of all texts together."""
@@ -102,8 +103,11 @@ def attribution_tables(
         tagger(encoded[0])  # a tagger that cannot work says so before anything is computed
     statistics = attribution_statistics(model, texts, run, options)
     tags = None if tagger is None else [tag for text in encoded for tag in tagger(text)]
-    found = texts_table(texts, [len(one) for one in encoded])
-    tables = {"texts": found, "tokens": _token_table(encoded, statistics[1]), **frames(*statistics, tags)}
+    tables = {
+        "texts": texts_table(texts, [len(text) for text in encoded]),
+        "tokens": _token_table(encoded, statistics[1]),
+        **frames(*statistics, tags),
+    }
     write_tables(run.store, tables, ATTRIBUTION)
     return tables
 
@@ -116,8 +120,8 @@ def attribution_statistics(
     encoded = encoded_texts(model, texts, options)
 
     def before(missing: list[int]) -> None:
-        if ahead := cost_warning(model, missing, options.checked(model)):
-            warnings.warn(ahead, stacklevel=5)
+        if warning := cost_warning(model, missing, options.checked(model)):
+            warnings.warn(warning, stacklevel=5)
 
     job = AttributionJob(options)
     numbers = run.texts(model, job, texts, encoded, most=together(model), before=before)
@@ -128,24 +132,24 @@ def pack(statistics: Mixing) -> Numbers:
     """Return statistics as named tensors, for a file."""
     packed = {name: getattr(statistics, name) for name in _GROUPS}
     for name in _OFFSETS:
-        part: Offsets = getattr(statistics, name)
-        packed |= {f"{name} sums": part.sums, f"{name} pairs": part.pairs}
+        offsets: Offsets = getattr(statistics, name)
+        packed |= {f"{name} sums": offsets.sums, f"{name} pairs": offsets.pairs}
     return packed
 
 
 def unpack(packed: Mapping[str, Tensor]) -> Mixing:
-    """Return what `pack` was given."""
+    """Return the statistics that `pack` turned into tensors."""
     fields: dict[str, Any] = {name: packed[name] for name in _GROUPS}
     fields |= {name: Offsets(packed[f"{name} sums"], packed[f"{name} pairs"]) for name in _OFFSETS}
     return Mixing(**fields)
 
 
-def frames(whole: Mixing, tokens: PerToken, tags: Sequence[str] | None = None) -> dict[str, "DataFrame"]:
+def frames(statistics: Mixing, tokens: PerToken, tags: Sequence[str] | None = None) -> dict[str, "DataFrame"]:
     """Return statistics over all texts as tables; `tags`, if any, has one entry per token."""
     import pandas as pd
 
-    layers = range(len(whole.group_sums))
-    own = tokens.own.mT
+    layers = range(len(statistics.group_sums))
+    own_contributions = tokens.own.mT
 
     def box(values: Tensor) -> dict[str, object]:
         return dict(zip(("low", "lower", "median", "upper", "high"), values.T.numpy(), strict=True))
@@ -154,32 +158,32 @@ def frames(whole: Mixing, tokens: PerToken, tags: Sequence[str] | None = None) -
     names = [str(first) if first == last else f"{first}-{last or ''}" for first, last in GROUPS]
     groups = pd.MultiIndex.from_product([layers, names], names=["layer", "distance"]).to_frame(index=False)
     tables = {
-        "own": pd.DataFrame({"layer": layers, **box(own_boxes(own)), "outweighed": share}),
-        "groups": groups.assign(share=whole.group_shares().flatten().numpy()),
-        "offsets": pd.concat([_offset_table(name, getattr(whole, name)) for name in _OFFSETS], ignore_index=True),
+        "own": pd.DataFrame({"layer": layers, **box(own_boxes(own_contributions)), "outweighed": share}),
+        "groups": groups.assign(share=statistics.group_shares().flatten().numpy()),
+        "offsets": pd.concat([_offset_table(name, getattr(statistics, name)) for name in _OFFSETS], ignore_index=True),
     }
     if tags is not None:
         counts = Counter(tags)
-        found = [
+        by_tag = [
             pd.DataFrame({"tag": tag, "tokens": counts[tag], "layer": layers, **box(values)})
-            for tag, values in tag_boxes(own, tags).items()
+            for tag, values in tag_boxes(own_contributions, tags).items()
         ]
-        tables["tags"] = pd.concat(found, ignore_index=True)
+        tables["tags"] = pd.concat(by_tag, ignore_index=True)
     return tables
 
 
-def _offset_table(name: str, part: Offsets) -> "DataFrame":
+def _offset_table(name: str, offsets: Offsets) -> "DataFrame":
     import pandas as pd
 
-    share = part.share()
+    share = offsets.share()
     shape = share.shape
     return pd.DataFrame(
         {
             "view": name,
             "layer": torch.arange(shape[0])[:, None].expand(shape).flatten().numpy(),
-            "offset": part.positions.expand(shape).flatten().numpy(),
+            "offset": offsets.positions.expand(shape).flatten().numpy(),
             "share": share.flatten().numpy(),
-            "mean": part.mean().flatten().numpy(),
+            "mean": offsets.mean().flatten().numpy(),
         }
     )
 
@@ -188,11 +192,13 @@ def _token_table(encoded: list[EncodedText], tokens: PerToken) -> "DataFrame":
     from pandas import DataFrame
 
     n_layers = tokens.own.shape[1]
-    places = [(text, position, token) for text, one in enumerate(encoded) for position, token in enumerate(one.tokens)]
-    frame = DataFrame(places, columns=["text", "position", "token"])
+    rows = [
+        (index, position, token) for index, text in enumerate(encoded) for position, token in enumerate(text.tokens)
+    ]
+    frame = DataFrame(rows, columns=["text", "position", "token"])
     frame = frame.loc[frame.index.repeat(n_layers)].reset_index(drop=True)
     return frame.assign(
-        layer=torch.arange(n_layers).repeat(len(places)).numpy(),
+        layer=torch.arange(n_layers).repeat(len(rows)).numpy(),
         own_contribution=tokens.own.flatten().numpy(),
         outweighed=tokens.outweighed.flatten().numpy(),
     )

@@ -14,16 +14,14 @@ import torch
 from torch import nn
 from torch.func import vjp, vmap
 
-from identikit.attribution.request import (
-    Request,
-    Tick,
-    at_once,
+from identikit.attribution.memory import in_chunks, products_at_once
+from identikit.attribution.request import Request, Tick
+from identikit.attribution.tangents import (
     first_tangents,
-    forward,
     forward_mode,
-    in_chunks,
     needs_scale,
-    scaled,
+    push_forward,
+    rescale,
     sees_no_later_token,
 )
 from identikit.models.blocks import StopRun, first_output
@@ -37,43 +35,47 @@ from identikit.shapes import Float, Tensor
 from identikit.texts.text import TokenBatch
 
 
-def generic(reading: TextRun, options: Request, *, chunk: int, tick: Tick) -> Tensor:
-    """Go forward with the tangents of `chunk` inputs at a time."""
-    with reading.model.exclusive(), forward_mode(), product_precision(options.precision):
-        run = _by_block if reading.model.family.splits else _through_all
-        return run(reading, options, chunk, tick)
+def generic(text: TextRun, request: Request, chunk: int, tick: Tick) -> Tensor:
+    """Go forward with the tangents of `chunk` inputs at a time.
+
+    Models that do not split are gone through as a whole, from each stack's inputs in turn.
+    """
+    with text.model.exclusive(), forward_mode(), product_precision(request.precision):
+        if text.model.family.splits:
+            return _by_block(text, request, chunk, tick)
+        answers = [_from_stack(text, stack, batch, request, chunk, tick) for stack, batch in stacks_of(text)]
+        return torch.cat(answers, dim=1)
 
 
-def _by_block(reading: TextRun, options: Request, chunk: int, tick: Tick) -> Tensor:
+def _by_block(text: TextRun, request: Request, chunk: int, tick: Tick) -> Tensor:
     """Go through one block after another. Where no token sees a later one, tokens before the chunk are left out."""
-    with reading.split() as split:
+    with text.split() as split:
         n = split.inputs.shape[1]
-        (start,) = first_tangents(split, [options], [n], split.inputs.dtype)
+        (start,) = first_tangents(split, [request], [n], split.inputs.dtype)
         _, d, directions = start.shape
-        targets = torch.arange(n) if options.targets is None else torch.tensor(options.targets)
-        answer = options.nothing(n, split.inputs)
-        narrow = sees_no_later_token(block.call for block in split.blocks) and _narrows(split)
+        targets = torch.arange(n) if request.targets is None else torch.tensor(request.targets)
+        answer = request.zeros(n, split.inputs)
+        narrow = sees_no_later_token(block.call for block in split.blocks) and _is_causal_throughout(split)
 
-        def work(first: int, last: int) -> None:
+        def push_chunk(first: int, last: int) -> None:
             before = first if narrow else 0
-            felt = targets >= before
-            outputs = slice(None) if options.targets is None else (targets[felt] - before).to(start.device)
+            outputs = targets >= before
+            rows = slice(None) if request.targets is None else (targets[outputs] - before).to(start.device)
             moved = start.new_zeros(last - first, directions, 1, n - before, d)
-            for place in range(first, last):
-                moved[place - first, :, 0, place - before] = start[place].T
+            for token in range(first, last):
+                moved[token - first, :, 0, token - before] = start[token].T
             exponent = torch.zeros(last - first, dtype=torch.int32, device=start.device)
-            for layer, block in enumerate(split.blocks[: max(options.layers) + 1]):
+            for layer, block in enumerate(split.blocks[: max(request.layers) + 1]):
                 _push(block, before, moved.flatten(0, 1))
                 if needs_scale(moved.dtype):
-                    exponent += scaled(moved, dim=0)
-                if layer in options.layers:
-                    tangents = moved[:, :, 0].permute(2, 3, 0, 1)[outputs]
-                    answer[options.layers.index(layer), first:last, felt] = options.measure(
-                        tangents, exponent, felt=felt
-                    )
+                    exponent += rescale(moved, dim=0)
+                if layer in request.layers:
+                    tangents = moved[:, :, 0].permute(2, 3, 0, 1)[rows]
+                    measured = request.measure(tangents, exponent, outputs=outputs)
+                    answer[request.layers.index(layer), first:last, outputs] = measured
             tick(last - first)
 
-        in_chunks(n, chunk, work)
+        in_chunks(n, chunk, push_chunk)
     return answer.cpu()
 
 
@@ -91,14 +93,14 @@ def _push(block: Block, before: int, tangents: Float[Tensor, "tangent 1 n d"]) -
         return output.to(moved.query.dtype)
 
     heads = call.query.shape[1]
-    step = at_once(later.input, heads)
+    step = products_at_once(later.input, heads)
     for first in range(0, len(tangents), step):
-        some = tangents[first : first + step]
-        some.copy_(forward(lambda x: later.run(x, attend), later.input, some, heads))
+        portion = tangents[first : first + step]
+        portion.copy_(push_forward(lambda x: later.run(x, attend), later.input, portion, heads))
 
 
-def _narrows(split: Split) -> bool:
-    """Tell whether the blocks give the same for the second half of the positions only."""
+def _is_causal_throughout(split: Split) -> bool:
+    """Tell whether the blocks give the same for the second half of the positions alone."""
     half = split.inputs.shape[1] // 2
     try:
         for block in split.blocks:
@@ -106,8 +108,8 @@ def _narrows(split: Split) -> bool:
             later = block.after(half)
             expected = [whole[:, :, half:] for whole in (call.query, call.key, call.value)]
             expected.append(block.post(block.input, call.output)[:, half:])
-            narrow = [*later.pre(later.input), later.post(later.input, call.output[:, :, half:])]
-            for actual, wanted in zip(narrow, expected, strict=True):
+            halves = [*later.pre(later.input), later.post(later.input, call.output[:, :, half:])]
+            for actual, wanted in zip(halves, expected, strict=True):
                 if (actual - wanted).abs().max() > 8 * torch.finfo(actual.dtype).eps * wanted.abs().max():
                     return False
     except (RuntimeError, IndexError):  # what the block was called with cannot be cut
@@ -115,77 +117,36 @@ def _narrows(split: Split) -> bool:
     return True
 
 
-def _through_all(reading: TextRun, options: Request, chunk: int, tick: Tick) -> Tensor:
-    """Go through the whole model at once, for models that do not split: from each stack's inputs in turn."""
-    answers = [_from_stack(reading, *stack, options, chunk, tick) for stack in stacks_of(reading)]
-    return torch.cat(answers, dim=1)
-
-
-def _from_stack(reading: TextRun, stack: Model, batch: TokenBatch, options: Request, chunk: int, tick: Tick) -> Tensor:
+def _from_stack(text: TextRun, stack: Model, batch: TokenBatch, request: Request, chunk: int, tick: Tick) -> Tensor:
     """Go through the whole model from the inputs of one stack, which reads the batch."""
-    model = reading.model
-    trace = stack.trace(batch) if reading.trace is None or stack is not model else reading.trace
-    after = EMBEDDING if options.source == "before" else FIRST_BLOCK
+    model = text.model
+    trace = stack.trace(batch) if text.trace is None or stack is not model else text.trace
+    after = EMBEDDING if request.source == "before" else FIRST_BLOCK
     x = trace.inputs if after == EMBEDDING or stack.family.embedding is None else trace.blocks[0].hidden
     _, n, d_x = x.shape
-    directions = options.directions(d_x, x)
-    answer = options.nothing(n, x, outputs=len(reading.tokens))
+    directions = request.directions(d_x, x)
+    answer = request.zeros(n, x, outputs=len(text.tokens))
 
     def hidden(vectors: Tensor) -> Tensor:
-        outputs = _outputs(reading, stack, vectors, after, max(options.layers) + 1)
-        return torch.stack([outputs[layer][0] for layer in options.layers])
+        outputs = _block_outputs(text, stack, vectors, after, max(request.layers) + 1)
+        return torch.stack([outputs[layer][0] for layer in request.layers])
 
-    def work(first: int, last: int) -> None:
-        at = torch.eye(n, dtype=x.dtype, device=x.device)[first:last]
-        tangents = torch.einsum("in,bd->ibnd", at, directions).flatten(0, 1).unsqueeze(1)
-        moved = forward(hidden, x, tangents, model.n_heads)
-        for index, layer in enumerate(moved.unflatten(0, (last - first, -1)).permute(2, 3, 4, 0, 1)):
-            layer = layer if options.targets is None else layer[list(options.targets)]
-            answer[index, first:last] = options.measure(layer)
+    def push_chunk(first: int, last: int) -> None:
+        inputs = torch.eye(n, dtype=x.dtype, device=x.device)[first:last]
+        tangents = torch.einsum("in,bd->ibnd", inputs, directions).flatten(0, 1).unsqueeze(1)
+        moved = push_forward(hidden, x, tangents, model.n_heads)
+        for index, blocks in enumerate(moved.unflatten(0, (last - first, -1)).permute(2, 3, 4, 0, 1)):
+            blocks = blocks if request.targets is None else blocks[list(request.targets)]
+            answer[index, first:last] = request.measure(blocks)
         tick(last - first)
 
-    in_chunks(n, chunk, work)
+    in_chunks(n, chunk, push_chunk)
     return answer.cpu()
 
 
-def reverse(reading: TextRun, options: Request, *, chunk: int, tick: Tick) -> Tensor:
-    """Go backward from `chunk` targets at a time, once for each direction of the target's vector.
-
-    The sum of a vector's components is a single direction, so that norm takes one pass per target.
-    """
-    model = reading.model
-    with reading.split() as split, differentiable_attention(), product_precision(options.precision):
-        x = split.blocks[0].input if options.source == "after" else split.inputs
-        n = x.shape[1]
-        targets = list(range(n)) if options.targets is None else list(options.targets)
-        answer = options.nothing(n, x)
-        summed = options.norm == "sum"
-        directions = x.new_ones(1, model.d_model) if summed else options.directions(model.d_model, x)
-        measured_as = replace(options, norm="frobenius") if summed else options  # of one direction: its length
-
-        def run(vectors: Tensor, layer: int) -> Tensor:
-            hidden = vectors if options.source == "after" else split.tail(vectors)
-            for block in split.blocks[: layer + 1]:
-                hidden = block.run(hidden, lambda call: None)
-            return hidden
-
-        def work(first: int, last: int) -> None:
-            for index, layer in enumerate(options.layers):
-                pull = vjp(partial(run, layer=layer), x)[1]
-                at = torch.eye(n, dtype=x.dtype, device=x.device)[targets[first:last]]
-                rows = torch.einsum("jn,bd->jbnd", at, directions).flatten(0, 1).unsqueeze(1)
-                gradients = vmap(lambda row: pull(row)[0][0], chunk_size=at_once(x, model.n_heads))(rows)  # noqa: B023
-                blocks = gradients.unflatten(0, (last - first, -1)).permute(2, 3, 0, 1)  # each block transposed
-                answer[index, :, first:last] = measured_as.measure(blocks).transpose(0, 1)
-            tick(last - first)
-
-        in_chunks(len(targets), chunk, work)
-    return answer.cpu()
-
-
-def _outputs(reading: TextRun, stack: Model, vectors: Tensor, after: int, depth: int) -> list[Tensor]:
+def _block_outputs(text: TextRun, stack: Model, vectors: Tensor, after: int, depth: int) -> list[Tensor]:
     """Run a model that does not split, with vectors entering a stack, up to block `depth`; its blocks are distinct."""
-    model = reading.model
+    model = text.model
     outputs: list[Tensor] = []
 
     def leave(module: nn.Module, args: tuple[object, ...], output: object) -> None:
@@ -198,5 +159,43 @@ def _outputs(reading: TextRun, stack: Model, vectors: Tensor, after: int, depth:
         replace_input(hooks, stack, vectors, after)
         for block in model.blocks:
             hooks.callback(block.register_forward_hook(leave).remove)
-        model.trace(reading.batch)
+        model.trace(text.batch)
     return outputs
+
+
+def reverse(text: TextRun, request: Request, chunk: int, tick: Tick) -> Tensor:
+    """Go backward from `chunk` targets at a time, once for each direction of the target's vector.
+
+    The sum of a vector's components is a single direction, so that norm takes one pass per target.
+    """
+    model = text.model
+    with text.split() as split, differentiable_attention(), product_precision(request.precision):
+        x = split.blocks[0].input if request.source == "after" else split.inputs
+        n = x.shape[1]
+        targets = list(range(n)) if request.targets is None else list(request.targets)
+        answer = request.zeros(n, x)
+        if request.norm == "sum":
+            directions = x.new_ones(1, model.d_model)
+            request = replace(request, norm="frobenius")  # of one direction: its length
+        else:
+            directions = request.directions(model.d_model, x)
+
+        def run(vectors: Tensor, layer: int) -> Tensor:
+            hidden = vectors if request.source == "after" else split.tail(vectors)
+            for block in split.blocks[: layer + 1]:
+                hidden = block.run(hidden, lambda call: None)
+            return hidden
+
+        def pull_chunk(first: int, last: int) -> None:
+            for index, layer in enumerate(request.layers):
+                pull = vjp(partial(run, layer=layer), x)[1]
+                outputs = torch.eye(n, dtype=x.dtype, device=x.device)[targets[first:last]]
+                rows = torch.einsum("jn,bd->jbnd", outputs, directions).flatten(0, 1).unsqueeze(1)
+                step = products_at_once(x, model.n_heads)
+                gradients = vmap(lambda row: pull(row)[0][0], chunk_size=step)(rows)  # noqa: B023
+                blocks = gradients.unflatten(0, (last - first, -1)).permute(2, 3, 0, 1)  # each block transposed
+                answer[index, :, first:last] = request.measure(blocks).transpose(0, 1)
+            tick(last - first)
+
+        in_chunks(len(targets), chunk, pull_chunk)
+    return answer.cpu()

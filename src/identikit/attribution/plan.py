@@ -1,6 +1,7 @@
 """How each text will be attributed: by the engine of least arithmetic that fits in memory, and what that takes.
 
-Arithmetic is counted from sizes, in operations of a matrix product that would take as long.
+Arithmetic is counted from sizes alone, in operations of a matrix product that would take as long. So the same text
+gives the same plan, and thereby the same bits, however busy the machine is; and `identikit plan` needs no weights.
 """
 
 import math
@@ -10,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from identikit.attribution import passes, sweep
-from identikit.attribution.request import FISHER, AttributionOptions, Request, Tick, product_bytes, working_bytes
+from identikit.attribution.memory import product_bytes, working_bytes
+from identikit.attribution.request import FISHER, AttributionOptions, Request, Tick
 from identikit.errors import InputError
 from identikit.maths.jacobian import is_folding_cheaper
 from identikit.models.decoder import DecoderModel
@@ -36,7 +38,7 @@ _GROUP_SHARE = 0.25  # of the free memory, for texts side by side
 _GROUP_TOKENS = 1024  # of texts side by side: more starts no fewer operations
 
 
-class _Factors(NamedTuple):
+class _SweepFactors(NamedTuple):
     """A sweep's time beside a product of as much arithmetic, as measured.
 
     `batch` is what its batch of passes has in flight, beside `product_bytes`.
@@ -47,105 +49,106 @@ class _Factors(NamedTuple):
     batch: float
 
 
-_FACTORS = {"cpu": _Factors(1.3, 1.0, 1.0)}
-_GPU = _Factors(2.0, 1.2, 0.7)  # an H200, a Llama of 8 billion parameters in bfloat16
+_CPU_FACTORS = _SweepFactors(1.3, 1.0, 1.0)
+_GPU_FACTORS = _SweepFactors(2.0, 1.2, 0.7)  # an H200, a Llama of 8 billion parameters in bfloat16
 
 
 @dataclass(frozen=True)
 class AttributionPlan:
-    """How one text will be done, and what that takes: arithmetic, and bytes beside the model's own.
+    """How one text will be attributed, and what that takes: arithmetic, and bytes beside the model's own.
 
     - `engine`: "sweep", "generic" or "reverse"; `units`: its inputs, or for "reverse" its targets
-    - `once`: operations done once; `prepared`: operations of each round
-    - `held`: bytes held throughout
-    - `working`: for a batch of passes through a block at most; a sweep's scratch memory takes its place afterwards
-    - `tangent`: what each unit of a round holds; `unit`: what one in a chunk adds
+    - `operations_once`, `operations_per_round`
+    - `fixed_bytes`: held throughout; `pass_bytes`: of a batch of passes through a block at most (a sweep's scratch
+      memory takes its place afterwards)
+    - `tangent_bytes`: what each unit of a round holds; `chunk_bytes`: what each unit of a chunk adds
     - `causal`: no token sees a later one, so tangents are held only of the tokens from a chunk's first one on
-    - `chunk`, `together`: units in a chunk and in a round; see `sweep`
+    - `chunk`, `round_size`: units in a chunk and in a round; see `sweep`
     """
 
     engine: str
     units: int
-    once: float
-    held: int
-    working: int
-    tangent: int
-    unit: int
+    operations_once: float
+    fixed_bytes: int
+    pass_bytes: int
+    tangent_bytes: int
+    chunk_bytes: int
     causal: bool
-    prepared: float = 0.0
+    operations_per_round: float = 0.0
     chunk: int = 1
-    together: int = 1
+    round_size: int = 1
 
     @property
     def operations(self) -> float:
         """The arithmetic that it takes."""
-        return self.once + math.ceil(self.units / self.together) * self.prepared
+        return self.operations_once + math.ceil(self.units / self.round_size) * self.operations_per_round
 
     @property
-    def tangents(self) -> float:
+    def round_bytes(self) -> float:
         """The bytes of a round's tangents."""
         left_out = 0
         if self.causal and self.engine == "sweep":
-            left_out = sum(place // self.chunk * self.chunk for place in range(self.together))
-        return (self.together - left_out / self.units) * self.tangent
+            left_out = sum(unit // self.chunk * self.chunk for unit in range(self.round_size))
+        return (self.round_size - left_out / self.units) * self.tangent_bytes
 
     @property
     def peak(self) -> int:
-        """The bytes that are held at once at most."""
+        """The most bytes that are held at once."""
         in_flight = max if self.engine == "sweep" else min
-        return int(self.held + self.tangents + in_flight(self.working, self.chunk * self.unit))
+        return int(self.fixed_bytes + self.round_bytes + in_flight(self.pass_bytes, self.chunk * self.chunk_bytes))
 
-    def run(self, texts: Sequence[TextRun], options: Sequence[Request], tick: Tick) -> list[Tensor]:
-        """Run the engine on texts; see `sweep` for what their options may differ in."""
+    def run(self, texts: Sequence[TextRun], requests: Sequence[Request], tick: Tick) -> list[Tensor]:
+        """Run the engine on texts; see `sweep` for what their requests may differ in."""
         if self.engine == "sweep":
-            return sweep.sweep(texts, options, chunk=self.chunk, together=self.together, tick=tick)
+            return sweep.sweep(texts, requests, chunk=self.chunk, round_size=self.round_size, tick=tick)
         engine = passes.generic if self.engine == "generic" else passes.reverse
-        return [engine(text, asked, chunk=self.chunk, tick=tick) for text, asked in zip(texts, options, strict=True)]
+        return [engine(text, request, self.chunk, tick) for text, request in zip(texts, requests, strict=True)]
 
 
-def make_plan(model: Model | Sizes, n: int, options: Request) -> AttributionPlan:
+def make_plan(model: Model | Sizes, n: int, request: Request) -> AttributionPlan:
     """Choose the engine of least arithmetic that fits in memory for a text of `n` tokens, or say what would fit."""
     free = _USABLE * float(free_bytes(model.device))
-    if ways := _ways(model, n, options, free):
-        return ways[0]
-    what = "exact attribution" if options.exact else f"attribution with probes={options.probes}"
+    if plans := _plans(model, n, request, free):
+        return plans[0]
+    job = "exact attribution" if request.exact else f"attribution with probes={request.probes}"
     advice = "Use a smaller model"
-    for fewer in _with_fewer_probes(model, options):
-        if _ways(model, n, fewer, free):
-            advice = f"Use probes={fewer.probes}, an estimate with standard errors"
+    for cheaper in _with_fewer_probes(model, request):
+        if _plans(model, n, cheaper, free):
+            advice = f"Use probes={cheaper.probes}, an estimate with standard errors"
             break
-    needed = min(each.peak for each in _engines(model, n, options))
+    needed = min(engine.peak for engine in _engines(model, n, request))
     raise InputError(
-        f"{what.capitalize()} of {n} tokens with {model.name} needs at least {needed / 2**30:.1f} GiB of memory, "
+        f"{job.capitalize()} of {n} tokens with {model.name} needs at least {needed / 2**30:.1f} GiB of memory, "
         f"and {free / 2**30:.1f} GiB can be used. {advice}, or a shorter text."
     )
 
 
-def cheapest_plan(model: Model | Sizes, n: int, options: Request) -> AttributionPlan:
-    """Return the way of least arithmetic for a text of `n` tokens, whether or not there is memory for it here."""
-    return _ways(model, n, options)[0]
+def cheapest_plan(model: Model | Sizes, n: int, request: Request) -> AttributionPlan:
+    """Return the plan of least arithmetic for a text of `n` tokens, whether or not there is memory for it here."""
+    return _plans(model, n, request)[0]
 
 
-def expected_seconds(model: Model | Sizes, lengths: Sequence[int], options: Request) -> float:
+def expected_seconds(model: Model | Sizes, lengths: Sequence[int], request: Request) -> float:
     """Return about how long attributing texts of these lengths takes on this machine, if there is memory."""
-    operations = sum(count * _ways(model, n, options)[0].operations for n, count in Counter(lengths).items())
+    operations = sum(count * cheapest_plan(model, n, request).operations for n, count in Counter(lengths).items())
     if operations < 1e10:  # any machine does that in about a second, so its rate is not measured
         return operations / 1e10
-    return operations / product_rate(model.device, model.dtype, options.precision)
+    return operations / product_rate(model.device, model.dtype, request.precision)
 
 
-def cost_warning(model: Model, lengths: Sequence[int], options: Request) -> str:
-    """Say how long texts of these lengths take here and how much memory, and what is much faster; "" if it is short."""
-    peak = max(make_plan(model, n, options).peak for n in set(lengths))
-    seconds = expected_seconds(model, lengths, options)
+def cost_warning(model: Model, lengths: Sequence[int], request: Request) -> str:
+    """Return what texts of these lengths take here, in time and memory, and what is much faster; "" if it is short."""
+    peak = max(make_plan(model, n, request).peak for n in set(lengths))
+    seconds = expected_seconds(model, lengths, request)
     limit = LONG_SECONDS.get(model.device.type, 10.0)
     if seconds <= limit:
         return ""
     faster = ""
-    for fewer in _with_fewer_probes(model, options):  # the most that are not long, or else the fewest
-        taken = expected_seconds(model, lengths, fewer)
-        faster = f" With probes={fewer.probes} it takes {format_duration(taken)}." if taken < 0.7 * seconds else ""
-        if taken <= limit:
+    for cheaper in _with_fewer_probes(model, request):  # the most that are not long, or else the fewest
+        shorter = expected_seconds(model, lengths, cheaper)
+        if shorter < 0.7 * seconds:
+            faster = f" With probes={cheaper.probes} it takes {format_duration(shorter)}."
+        if shorter <= limit:
             break
     memory = f"{peak / 2**30:.1f} GiB of memory"
     return f"Attribution takes about {format_duration(seconds)} and {memory} on this machine.{faster}"
@@ -157,179 +160,187 @@ def affordable_probes(model: Model | Sizes, n: int) -> int | str:
     Sizes and the kind of device decide, and not how busy the machine is: the same text gives the same answer again.
     """
     exact = AttributionOptions().checked(model)
-    for options in (exact, *_with_fewer_probes(model, exact)):
-        if is_affordable(model, n, options):
-            return options.probes
+    for request in (exact, *_with_fewer_probes(model, exact)):
+        if is_affordable(model, n, request):
+            return request.probes
     return min(FEWEST_PROBES, model.d_input)
 
 
-def is_affordable(model: Model | Sizes, n: int, options: Request) -> bool:
+def is_affordable(model: Model | Sizes, n: int, request: Request) -> bool:
     """Tell whether a text of `n` tokens takes some seconds at most, by its sizes."""
-    return _ways(model, n, options)[0].operations <= AFFORDABLE.get(model.device.type, 1e15)
+    return cheapest_plan(model, n, request).operations <= AFFORDABLE.get(model.device.type, 1e15)
 
 
-def _with_fewer_probes(model: Model | Sizes, options: Request) -> list[Request]:
-    """Return options that would be less work, the largest number of probes first."""
-    if options.norm == "spectral":
+def _with_fewer_probes(model: Model | Sizes, request: Request) -> list[Request]:
+    """Return requests that would be less work, the largest number of probes first."""
+    if request.norm == "spectral":
         return []
-    return [replace(options, probes=probes) for probes in _PROBES if probes < options.count(model.d_input)]
-
-
-def _ways(model: Model | Sizes, n: int, options: Request, free: float = math.inf) -> list[AttributionPlan]:
-    """Return how the engines that fit in `free` bytes do a text of `n` tokens, that of least arithmetic first."""
-    device = model.device.type
-    ways = []
-    for whole in _engines(model, n, options):
-        swept = whole.engine == "sweep"
-        # Under a causal mask a chunk works on all tokens from its first one on: small chunks waste less.
-        most = whole.units // 8 if whole.causal and whole.engine != "reverse" else whole.units
-        # On a GPU, passes through whole blocks take a chunk in parts: only its tangents are held throughout.
-        held = whole.tangent + (whole.unit if device == "cpu" or swept else 0)
-        chunk = max(1, min(most, _CHUNK_BYTES.get(device, 1 << 33) // held))
-        together = chunk
-        if swept:
-            rounds = int(_MORE_WORK * whole.once / whole.prepared) if device == "cpu" else 1
-            together = math.ceil(whole.units / max(1, rounds))
-        while together:
-            way = replace(whole, chunk=min(chunk, together), together=together)
-            if way.peak <= free:
-                ways.append(way)
-                break
-            together //= 2
-    return sorted(ways, key=lambda way: way.operations)
+    return [replace(request, probes=probes) for probes in _PROBES if probes < request.count(model.d_input)]
 
 
 def side_by_side(
     model: Model, plans: Sequence[AttributionPlan], *, padded: bool
 ) -> list[tuple[list[int], AttributionPlan]]:
-    """Put texts together that are prepared side by side; return each group's places among the plans, and its plan.
+    """Group texts that are prepared side by side; return each group's indices among the plans, and its plan.
 
-    They are short texts of like length that fit in a part of the memory together. On a CPU little is gained, and images
-    and sounds, and texts with them, cannot be `padded`: each is a group.
+    These are short texts of like length that fit in a share of the memory together. On a CPU little is gained, and
+    images and sounds, and texts with them, cannot be `padded`: each is a group.
     """
     if model.device.type == "cpu" or not padded:
-        return [([place], alone) for place, alone in enumerate(plans)]
+        return [([text], plan) for text, plan in enumerate(plans)]
     room = _GROUP_SHARE * free_bytes(model.device)
     groups: list[list[int]] = []
     # The longest come first: memory that they leave is used again.
-    for place in sorted(range(len(plans)), key=lambda place: -plans[place].units):
-        members = [*groups[-1], place] if groups else []
+    for text in sorted(range(len(plans)), key=lambda text: -plans[text].units):
+        members = [*groups[-1], text] if groups else []
         if members and _fit_together([plans[member] for member in members], room):
             groups[-1] = members
         else:
-            groups.append([place])
-    return [(group, _joined([plans[member] for member in group])) for group in groups]
+            groups.append([text])
+    return [(group, _joint_plan([plans[member] for member in group])) for group in groups]
 
 
 def _fit_together(plans: Sequence[AttributionPlan], room: float) -> bool:
-    lengths = [each.units for each in plans]
-    if any(each.engine != "sweep" or each.together != each.units for each in plans):
+    if any(plan.engine != "sweep" or plan.round_size != plan.units for plan in plans):
         return False
+    lengths = [plan.units for plan in plans]
     if max(lengths) > 1.2 * min(lengths) + 2 or sum(lengths) > _GROUP_TOKENS:
         return False
-    return _joined(plans).peak <= room
+    return _joint_plan(plans).peak <= room
 
 
-def _joined(plans: Sequence[AttributionPlan]) -> AttributionPlan:
+def _joint_plan(plans: Sequence[AttributionPlan]) -> AttributionPlan:
     """Return the plan of texts that are done together, the longest first; all their tangents are held."""
     if len(plans) == 1:
         return plans[0]
-    units = sum(each.units for each in plans)
+    units = sum(plan.units for plan in plans)
     return replace(
         plans[0],
         units=units,
-        once=sum(each.once for each in plans),
-        prepared=sum(each.prepared for each in plans),
-        held=sum(each.held for each in plans),
-        tangent=math.ceil(sum(each.tangents for each in plans) / units),
+        operations_once=sum(plan.operations_once for plan in plans),
+        operations_per_round=sum(plan.operations_per_round for plan in plans),
+        fixed_bytes=sum(plan.fixed_bytes for plan in plans),
+        tangent_bytes=math.ceil(sum(plan.round_bytes for plan in plans) / units),
         causal=False,
-        together=units,
+        round_size=units,
     )
 
 
-def _engines(model: Model | Sizes, n: int, options: Request) -> list[AttributionPlan]:
+def _plans(model: Model | Sizes, n: int, request: Request, free: float = math.inf) -> list[AttributionPlan]:
+    """Return how each engine that fits in `free` bytes does a text of `n` tokens, that of least arithmetic first."""
+    device = model.device.type
+    plans = []
+    for engine in _engines(model, n, request):
+        is_sweep = engine.engine == "sweep"
+        # Under a causal mask a chunk works on all tokens from its first one on: small chunks waste less.
+        longest = engine.units // 8 if engine.causal and engine.engine != "reverse" else engine.units
+        # On a GPU, passes through whole blocks take a chunk in parts: only its tangents are held throughout.
+        unit_bytes = engine.tangent_bytes + (engine.chunk_bytes if device == "cpu" or is_sweep else 0)
+        chunk = max(1, min(longest, _CHUNK_BYTES.get(device, 1 << 33) // unit_bytes))
+        round_size = chunk
+        if is_sweep:
+            rounds = int(_MORE_WORK * engine.operations_once / engine.operations_per_round) if device == "cpu" else 1
+            round_size = math.ceil(engine.units / max(1, rounds))
+        while round_size:
+            plan = replace(engine, chunk=min(chunk, round_size), round_size=round_size)
+            if plan.peak <= free:
+                plans.append(plan)
+                break
+            round_size //= 2
+    return sorted(plans, key=lambda plan: plan.operations)
+
+
+def _engines(model: Model | Sizes, n: int, request: Request) -> list[AttributionPlan]:
     """Return what each engine that can do it would take, one unit at a time."""
     blocks = [*model.blocks, *(model.encoder.blocks if isinstance(model, DecoderModel) else ())]
-    sizes = sum(math.prod(shape) for block in blocks for shape in matrix_shapes(block))
-    one_pass = 2 * n * sizes / model.n_layers
-    basis = model.d_model if options.source == "after" else model.d_input
-    plans = [_generic(model, n, options, basis, one_pass)]
+    weights = sum(math.prod(shape) for block in blocks for shape in matrix_shapes(block))
+    one_pass = 2 * n * weights / model.n_layers
+    basis = model.d_model if request.source == "after" else model.d_input
+    engines = [_generic(model, n, request, basis, one_pass)]
     if model.family.splits:
-        plans.append(_sweep(model, n, options, basis, one_pass))
+        engines.append(_sweep(model, n, request, basis, one_pass))
         # Back go the directions of targets: as many as the inputs have need not be all there, and would not be exact.
-        few = options.targets is not None and options.probes != basis and options.count(0) <= model.d_model
-        few &= options.norm != FISHER  # its directions differ from target to target
-        if options.exact if options.norm == "sum" else few:
-            plans.append(_reverse(model, n, options, one_pass))
-    targets = n if options.targets is None else len(options.targets)
-    answer = 4 * 4 * len(options.layers) * n * targets * options.count(1)  # with what is made of it at the end
-    if options.norm == FISHER:
+        few = request.targets is not None and request.probes != basis and request.count(0) <= model.d_model
+        few &= request.norm != FISHER  # its directions differ from target to target
+        if request.exact if request.norm == "sum" else few:
+            engines.append(_reverse(model, n, request, one_pass))
+    targets = n if request.targets is None else len(request.targets)
+    answer = 4 * 4 * len(request.layers) * n * targets * request.count(1)  # with what is made of it at the end
+    if request.norm == FISHER:
         answer += 8 * targets * model.d_model**2  # the roots
-    times = _SPECTRAL if options.norm == "spectral" else 1.0
+    factor = _SPECTRAL if request.norm == "spectral" else 1.0
     return [
-        replace(each, once=times * each.once, prepared=times * each.prepared, held=each.held + answer) for each in plans
+        replace(
+            engine,
+            operations_once=factor * engine.operations_once,
+            operations_per_round=factor * engine.operations_per_round,
+            fixed_bytes=engine.fixed_bytes + answer,
+        )
+        for engine in engines
     ]
 
 
-def _generic(model: Model | Sizes, n: int, options: Request, basis: int, one_pass: float) -> AttributionPlan:
+def _generic(model: Model | Sizes, n: int, request: Request, basis: int, one_pass: float) -> AttributionPlan:
     splits = model.family.splits
-    directions = options.count(basis)
+    directions = request.count(basis)
     tangents = directions * model.dtype.itemsize * n * model.d_model
     product = product_bytes(n, model.d_model, model.n_heads, model.dtype.itemsize)
     share = _CAUSAL_SHARE if splits and model.causal else 1.0
     return AttributionPlan(
         "generic",
         units=n,
-        once=share * _PASSES * n * directions * (max(options.layers) + 1) * one_pass,
-        held=tangents if splits else 0,
-        working=max(working_bytes(model.device, whole_blocks=True), product),
+        operations_once=share * _PASSES * n * directions * (max(request.layers) + 1) * one_pass,
+        fixed_bytes=tangents if splits else 0,
+        pass_bytes=max(working_bytes(model.device, whole_blocks=True), product),
         # Block by block, tangents are held once, and those of earlier tokens are left out. Else of all layers, twice.
-        tangent=tangents if splits else 2 * len(options.layers) * tangents,
-        unit=round(_WHOLE_BLOCK * directions * product),
+        tangent_bytes=tangents if splits else 2 * len(request.layers) * tangents,
+        chunk_bytes=round(_WHOLE_BLOCK * directions * product),
         causal=model.causal,
     )
 
 
-def _sweep(model: Model | Sizes, n: int, options: Request, basis: int, one_pass: float) -> AttributionPlan:
+def _sweep(model: Model | Sizes, n: int, request: Request, basis: int, one_pass: float) -> AttributionPlan:
     d = model.d_model
-    directions = options.count(basis)
+    directions = request.count(basis)
     outputs = model.n_heads * model.d_value
     values = model.n_key_value_heads * model.d_value
-    depth = max(options.layers) + 1
+    depth = max(request.layers) + 1
     folded = is_folding_cheaper(n, d, (model.n_heads, model.d_value), model.n_key_value_heads)
     read = (n * model.n_heads if folded else values) + values
     scores = 0 if folded else n
-    factors = _FACTORS.get(model.device.type, _GPU)
+    factors = _CPU_FACTORS if model.device.type == "cpu" else _GPU_FACTORS
     pushed = n * n * directions * (d * (read + d + outputs) + 2 * n * outputs)
-    bytes_of_model = model.dtype.itemsize
-    size = 2 if options.precision == "bfloat16" else bytes_of_model
+    model_itemsize = model.dtype.itemsize
+    itemsize = 2 if request.precision == "bfloat16" else model_itemsize
     derivative = n * (d * (d + outputs) + d * read + 2 * n * outputs)
-    layer = size * derivative + (bytes_of_model * derivative if size != bytes_of_model else 0)  # converted as a whole
-    product = product_bytes(n, d, 0, bytes_of_model)
+    layer_bytes = itemsize * derivative
+    if itemsize != model_itemsize:
+        layer_bytes += model_itemsize * derivative  # converted as a whole
+    product = product_bytes(n, d, 0, model_itemsize)
     return AttributionPlan(
         "sweep",
         units=n,
-        once=2 * depth * factors.pushes * (_CAUSAL_SHARE if model.causal else 1.0) * pushed,
-        prepared=depth * d * factors.preparing * one_pass,
-        held=layer + bytes_of_model * (n * (d * directions + outputs * model.d_value) + d * d),
-        working=int(factors.batch * min(max(working_bytes(model.device), product), d * product)),
-        tangent=size * n * directions * d,
-        unit=size * n * directions * (d + outputs + read + scores),
+        operations_once=2 * depth * factors.pushes * (_CAUSAL_SHARE if model.causal else 1.0) * pushed,
+        operations_per_round=depth * d * factors.preparing * one_pass,
+        fixed_bytes=layer_bytes + model_itemsize * (n * (d * directions + outputs * model.d_value) + d * d),
+        pass_bytes=int(factors.batch * min(max(working_bytes(model.device), product), d * product)),
+        tangent_bytes=itemsize * n * directions * d,
+        chunk_bytes=itemsize * n * directions * (d + outputs + read + scores),
         causal=model.causal,
     )
 
 
-def _reverse(model: Model | Sizes, n: int, options: Request, one_pass: float) -> AttributionPlan:
-    targets = n if options.targets is None else len(options.targets)
-    rows = 1 if options.norm == "sum" else options.count(model.d_model)
+def _reverse(model: Model | Sizes, n: int, request: Request, one_pass: float) -> AttributionPlan:
+    targets = n if request.targets is None else len(request.targets)
+    rows = 1 if request.norm == "sum" else request.count(model.d_model)
     product = product_bytes(n, model.d_model, model.n_heads, model.dtype.itemsize)
     return AttributionPlan(
         "reverse",
         units=targets,
-        once=_PASSES * targets * rows * sum(layer + 1 for layer in options.layers) * one_pass,
-        held=(max(options.layers) + 1) * product,  # of the way forward, for the way back
-        working=max(working_bytes(model.device, whole_blocks=True), product),
-        tangent=rows * 2 * model.dtype.itemsize * n * model.d_model,
-        unit=rows * product,
+        operations_once=_PASSES * targets * rows * sum(layer + 1 for layer in request.layers) * one_pass,
+        fixed_bytes=(max(request.layers) + 1) * product,  # of the way forward, for the way back
+        pass_bytes=max(working_bytes(model.device, whole_blocks=True), product),
+        tangent_bytes=rows * 2 * model.dtype.itemsize * n * model.d_model,
+        chunk_bytes=rows * product,
         causal=model.causal,
     )

@@ -64,9 +64,9 @@ class TokenAttribution(Result):
         """What the tokens of the source contribute to each hidden vector of a decoder, together: (layer, token)."""
         return self._by_token(lambda whole: whole[:, len(self.tokens) :].sum(1))
 
-    def _by_token(self, reading: Callable[[Tensor], Tensor]) -> Tensor:
-        found = reading(self.whole())
-        return found[0] if self.axis("layer").single else found
+    def _by_token(self, measure: Callable[[Tensor], Tensor]) -> Tensor:
+        numbers = measure(self.whole())
+        return numbers[0] if self.axis("layer").single else numbers
 
     def whole(self) -> Float[Tensor, "layer input output"]:
         """Return the contributions of all inputs to all outputs, the axis of layers kept."""
@@ -76,11 +76,11 @@ class TokenAttribution(Result):
 
     def words(self) -> "TokenAttribution":
         """Return the result by words: the contributions of a word's pieces are added up, those to them averaged."""
-        found = super().words()
+        by_words = super().words()
         groups = word_groups(len(self.tokens), self.about["words"])
         word_of = {piece: word for word, group in enumerate(groups) for piece in group}
         moved = {name: word_of.get(self.about[name]) for name in ("cls", "separator")}
-        return replace(found, about={**found.about, **moved})
+        return replace(by_words, about={**by_words.about, **moved})
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -101,24 +101,25 @@ class TokenAttribution(Result):
     separator = Fact("Where the first [SEP] stands.")
 
     def describe(self) -> str:
-        """Say how much tokens contribute to their own hidden vectors, or where the selected vector came from."""
-        how = "exact" if self.probes is None else f"estimated from {self.probes} random directions"
+        """Return how much tokens contribute to their own hidden vectors, or where the selected vector came from."""
+        method = "exact" if self.probes is None else f"estimated from {self.probes} random directions"
         output = self.axis("output")
         if output.single:
-            return f"Largest sources of {output.label} ({self.norm} norm, {how}): {self._sources(5)}."
+            return f"Largest sources of {output.label} ({self.norm} norm, {method}): {self._sources(5)}."
         try:
             whole = self.whole()
         except InputError:
             after = self.axis("layer").label if self.axis("layer").single else self.layers[-1]
             last = self if self.axis("layer").single else self.sel(layer=self.layers[-1])
-            some = list(enumerate(self.targets))[:_LISTED]
-            named = [f"{output.name_of(at)}: {last.sel(output=position)._sources(3)}" for at, position in some]
-            more = f"; and {len(self.targets) - _LISTED} more" if len(self.targets) > _LISTED else ""
-            return f"Largest sources after layer {after} ({self.norm} norm, {how}): {'; '.join(named)}{more}."
-        own = own_contribution(whole).median(-1).values
+            sources = []
+            for index, position in enumerate(self.targets[:_LISTED]):
+                sources.append(f"{output.name_of(index)}: {last.sel(output=position)._sources(3)}")
+            unlisted = f"; and {len(self.targets) - _LISTED} more" if len(self.targets) > _LISTED else ""
+            return f"Largest sources after layer {after} ({self.norm} norm, {method}): {'; '.join(sources)}{unlisted}."
+        medians = own_contribution(whole).median(-1).values
         first = self.layers[0]
         last = self.layers[-1]
-        more = f" and {percent(float(own[-1]))} after layer {last}" if last != first else ""
+        at_last = f" and {percent(float(medians[-1]))} after layer {last}" if last != first else ""
         share = max(self.underflow or [0.0])
         lost = f" In the worst layer, {share:.2%} of the contributions underflowed to 0." if share else ""
         vector = "the probabilities at its own place" if self.norm == "fisher" else "its own hidden vector"
@@ -127,8 +128,8 @@ class TokenAttribution(Result):
             share_of = percent(float(self.from_source[-1].median()))
             source = f" The source contributes {share_of} to a vector after layer {last} (median)."
         return (
-            f"A token contributes {percent(float(own[0]))} to {vector} after layer {first}{more} "
-            f"(medians; {self.norm} norm, {how}).{source} {self.largest_words()}{lost}"
+            f"A token contributes {percent(float(medians[0]))} to {vector} after layer {first}{at_last} "
+            f"(medians; {self.norm} norm, {method}).{source} {self.largest_words()}{lost}"
         )
 
     def _sources(self, count: int) -> str:
@@ -138,14 +139,14 @@ class TokenAttribution(Result):
         errors = self.stderr
         shares = self.contribution.flatten()
         order = shares.abs().nan_to_num(-1).topk(min(count, len(shares))).indices.tolist()
-        for (share, labels), at in zip(largest, order, strict=True):
-            error = 0.0 if errors is None else float(errors.flatten()[at])
+        for (share, labels), index in zip(largest, order, strict=True):
+            error = 0.0 if errors is None else float(errors.flatten()[index])
             source = f"{labels.get('input', self.axis('input').label)} {mean_and_error(2)((share, error or nan))}"
             sources.append(source + (f" (layer {labels['layer']})" if labels.get("layer") else ""))
         return ", ".join(sources)
 
     def largest_words(self) -> str:
-        """Say of the last layer how many tokens are their own largest contributor, and what no input moves."""
+        """Return how many tokens are their own largest contributor in the last layer, and how many no input moves."""
         last = self.whole()[-1]
         lost = float(outweighed(last[None]).double().mean())
         unmoved = int((last.sum(0) == 0).sum())
@@ -195,19 +196,21 @@ class OutputAttribution(Result):
     probability = Fact("The probability of each token or class; None where the output is neither.")
 
     def describe(self) -> str:
-        """Say what each output is, and its largest sources."""
+        """Return what each output is, and its largest sources."""
         axis = self.axis("target")
         sentences = []
         for label in axis.values[:_LISTED]:
-            place = self.target.index(label)
-            chance = self.probability[place]
-            shown = f"{self.value[place]:.4g}" + ("" if chance is None else f", probability {percent(chance)}")
-            part = self if axis.single else self.sel(target=label)
+            index = self.target.index(label)
+            probability = self.probability[index]
+            value = f"{self.value[index]:.4g}"
+            if probability is not None:
+                value += f", probability {percent(probability)}"
+            of_label = self if axis.single else self.sel(target=label)
             sources = [
-                f"{labels.get('input', part.axis('input').label)} {share:.2f}"
-                for share, labels in largest_entries(part, "contribution", _LISTED)
+                f"{labels.get('input', of_label.axis('input').label)} {share:.2f}"
+                for share, labels in largest_entries(of_label, "contribution", _LISTED)
             ]
-            sentences.append(f"Largest sources of {label} ({shown}): {', '.join(sources)}.")
+            sentences.append(f"Largest sources of {label} ({value}): {', '.join(sources)}.")
         if len(axis) > _LISTED:
             sentences.append(f"And {len(axis) - _LISTED} more.")
         return " ".join(sentences)
@@ -242,19 +245,19 @@ class Scores(Result):
     details = Fact("What else the method says, such as the number at a baseline.")
 
     def describe(self) -> str:
-        """Say which entries are largest."""
+        """Return which entries are largest."""
         largest = []
-        known = [entry for entry in largest_entries(self, "score", _LISTED) if not isnan(entry[0])]
-        if not known:
+        entries = [entry for entry in largest_entries(self, "score", _LISTED) if not isnan(entry[0])]
+        if not entries:
             return f"There are no numbers ({self.name})."
-        for value, labels in known:
-            named = [f"layer {labels['layer']}"] if "layer" in labels else []
-            named += [" → ".join(labels[name] for name in ("input", "output") if name in labels)]
-            largest.append(f"{' '.join(filter(None, named))} {value:.3g}".strip())
-        of_target = "" if self.target is None else f" of the {self.target}"
+        for value, labels in entries:
+            names = [f"layer {labels['layer']}"] if "layer" in labels else []
+            names += [" → ".join(labels[name] for name in ("input", "output") if name in labels)]
+            largest.append(f"{' '.join(filter(None, names))} {value:.3g}".strip())
+        target = "" if self.target is None else f" of the {self.target}"
         gap = self.details.get("gap")
-        missed = "" if gap is None else f" Their sum misses the difference from the baseline by {abs(gap):.2g}."
-        return f"Largest scores{of_target} ({self.name}): {', '.join(largest)}.{missed}"
+        error = "" if gap is None else f" Their sum misses the difference from the baseline by {abs(gap):.2g}."
+        return f"Largest scores{target} ({self.name}): {', '.join(largest)}.{error}"
 
     def plot(self, **options: Any) -> "Axes":
         """Draw the scores: bars where they are of tokens, and a map where they are of pairs; of layers, the last."""

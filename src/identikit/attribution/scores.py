@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from identikit.attribution.outputs import checked_targets, parts_about
+from identikit.attribution.outputs import checked_targets, joint_facts
 from identikit.attribution.result import Scores
 from identikit.checks import function, is_collection, is_unicode, known_name, shortened, whole_number
 from identikit.errors import InputError
@@ -124,23 +124,23 @@ def captum_attribution(
     if isinstance(target, list):
         raise InputError("captum_attribution takes one target: a list of several cannot be used.")
     _captum()
-    found = []
+    results = []
     texts = prepare_texts(model, text, truncate=truncate, max_tokens=max_tokens)
-    for done, reading in enumerate(texts):
-        (aim,) = checked_targets(reading, target)
-        start = _baseline(aim, baseline)
+    for text_run in texts:
+        (output,) = checked_targets(text_run, target)
+        start = _baseline(output, baseline)
         with model.tapped(), differentiable_attention():
-            numbers = compute(aim, start, steps)
-        value, at_baseline = _number(aim)(torch.stack([aim.inputs(FIRST_BLOCK), start])).tolist()
+            numbers = compute(output, start, steps)
+        value, at_baseline = _number(output)(torch.stack([output.inputs(FIRST_BLOCK), start])).tolist()
         details = {"value": value, "baseline": baseline, "baseline_value": at_baseline}
         if method == "integrated gradients":
             details |= {"steps": steps, "gap": float(numbers.double().sum()) - (value - at_baseline)}
-        settings = {"method": method, "target": aim.label, "baseline": baseline, "steps": steps}
-        about = parts_about(aim.parts) | {"name": method, "target": aim.label, "details": details}
-        provenance = model.provenance(reading.text, **settings, captum=_captum().__version__)
-        found.append(_scores(numbers.cpu(), about, provenance))
-        progress("attribution by Captum, texts", done + 1, len(texts))
-    return Results(found) if is_text_list(text) else found[0]
+        settings = {"method": method, "target": output.label, "baseline": baseline, "steps": steps}
+        about = joint_facts(output.parts) | {"name": method, "target": output.label, "details": details}
+        provenance = model.provenance(text_run.text, **settings, captum=_captum().__version__)
+        results.append(_scores(numbers.cpu(), about, provenance))
+        progress("attribution by Captum, texts", len(results), len(texts))
+    return Results(results) if is_text_list(text) else results[0]
 
 
 def _captum() -> ModuleType:
@@ -155,7 +155,7 @@ def _captum() -> ModuleType:
 
 
 def _baseline(target: Target, name: str) -> Float[Tensor, "n d_x"]:
-    """Return the vectors that a text is compared with."""
+    """Return the vectors that integrated gradients start from and occlusion puts in."""
     inputs = target.inputs(FIRST_BLOCK)
     if name == "zero":
         return torch.zeros_like(inputs)
@@ -181,27 +181,26 @@ def _integrated_gradients(target: Target, start: Tensor, steps: int) -> Float[Te
     from captum.attr import IntegratedGradients
 
     at_once = max(1, _TOKENS_AT_ONCE // len(start))
-    made = IntegratedGradients(_number(target)).attribute(
+    attributions = IntegratedGradients(_number(target)).attribute(
         target.inputs(FIRST_BLOCK)[None], baselines=start[None], n_steps=steps, internal_batch_size=at_once
     )
-    return made[0].detach().sum(-1)
+    return attributions[0].detach().sum(-1)
 
 
 def _gradient_x_input(target: Target, start: Tensor, steps: int) -> Float[Tensor, "n"]:
     from captum.attr import InputXGradient
 
-    return (
-        InputXGradient(_number(target)).attribute(target.inputs(FIRST_BLOCK)[None].requires_grad_())[0].detach().sum(-1)
-    )
+    inputs = target.inputs(FIRST_BLOCK)[None].requires_grad_()
+    return InputXGradient(_number(target)).attribute(inputs)[0].detach().sum(-1)
 
 
 def _occlusion(target: Target, start: Tensor, steps: int) -> Float[Tensor, "n"]:
     from captum.attr import Occlusion
 
-    made = Occlusion(_number(target)).attribute(
+    attributions = Occlusion(_number(target)).attribute(
         target.inputs(FIRST_BLOCK)[None], sliding_window_shapes=(1, start.shape[1]), baselines=start[None]
     )
-    return made[0].detach()[:, 0]  # what a window changes is given for each of its entries
+    return attributions[0].detach()[:, 0]  # what a window changes is given for each of its entries
 
 
 METHODS: Mapping[str, Callable[[Target, Tensor, int], Tensor]] = {

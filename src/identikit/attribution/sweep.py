@@ -14,17 +14,10 @@ from math import prod
 
 import torch
 
-from identikit.attribution.derivative import agreeing, block_derivatives
-from identikit.attribution.request import (
-    Request,
-    Tick,
-    first_tangents,
-    forward_mode,
-    in_chunks,
-    needs_scale,
-    scaled,
-    sees_no_later_token,
-)
+from identikit.attribution.derivative import agreeing_rows, block_derivatives
+from identikit.attribution.memory import in_chunks
+from identikit.attribution.request import Request, Tick
+from identikit.attribution.tangents import first_tangents, forward_mode, needs_scale, rescale, sees_no_later_token
 from identikit.maths import jacobian
 from identikit.maths.jacobian import BlockDerivative
 from identikit.models.machine import product_precision
@@ -37,50 +30,56 @@ TRIES = 4  # where a block makes tangents overflow, each with smaller ones
 
 
 def sweep(
-    texts: Sequence[TextRun], options: Sequence[Request], *, chunk: int, together: int, tick: Tick
+    texts: Sequence[TextRun], requests: Sequence[Request], *, chunk: int, round_size: int, tick: Tick
 ) -> list[Tensor]:
-    """Push tangents through all layers: `together` inputs in a round, counted on from text to text, `chunk` at a time.
+    """Push tangents through all layers: `round_size` inputs at a time, counted on from text to text, in chunks.
 
-    Options may differ in their seeds and targets.
+    Requests may differ in their seeds and targets.
     """
-    asked = options[0]
+    request = requests[0]
     model = texts[0].model
-    rounded = "full" if asked.precision == "full" else "tf32"  # of what prepares the sweep
     lengths = [len(text.tokens) for text in texts]
-    alone = len(texts) == 1
-    taken_apart = (
-        texts[0].split() if alone else model.split(stack_batches([text.batch for text in texts], model.pad_id))
-    )
-    with taken_apart as split, forward_mode(), product_precision(rounded):
-        dtype = torch.bfloat16 if asked.precision == "bfloat16" else split.inputs.dtype
-        depth = max(asked.layers) + 1
-        starts = first_tangents(split, options, lengths, dtype)
+    if len(texts) == 1:
+        opened = texts[0].split()
+    else:
+        opened = model.split(stack_batches([text.batch for text in texts], model.pad_id))
+    preparing = "full" if request.precision == "full" else "tf32"
+    with opened as split, forward_mode(), product_precision(preparing):
+        dtype = torch.bfloat16 if request.precision == "bfloat16" else split.inputs.dtype
+        depth = max(request.layers) + 1
+        starts = first_tangents(split, requests, lengths, dtype)
         causal = sees_no_later_token(block.call for block in split.blocks)
-        answers = [of_text.nothing(n, split.inputs) for of_text, n in zip(options, lengths, strict=True)]
+        answers = [request.zeros(n, split.inputs) for request, n in zip(requests, lengths, strict=True)]
         scratch = _Scratch(starts[0])
-        agree = agreeing(split.blocks[:depth])
+        agree = agreeing_rows(split.blocks[:depth])
 
-        def work(first: int, last: int) -> None:
-            chunks = [_Chunk(text, starts[text], inputs, causal) for text, inputs in _cut(lengths, first, last, chunk)]
+        def sweep_round(first: int, last: int) -> None:
+            chunks = [
+                _Chunk(text, starts[text], inputs, causal)
+                for text, inputs in _chunks_of_texts(lengths, first, last, chunk)
+            ]
             for layer in range(depth):
-                blocks = block_derivatives(split.blocks[layer], lengths, agree=agree[layer], dtype=dtype)
-                for some in chunks:
-                    some.push(blocks[some.text], scratch)
-                    if layer in asked.layers:
-                        some.write(options[some.text], answers[some.text][asked.layers.index(layer)])
-                    tick((some.last - some.first) / depth)
-                del blocks  # before the next are prepared
+                derivatives = block_derivatives(split.blocks[layer], lengths, agree=agree[layer], dtype=dtype)
+                for tangents in chunks:
+                    tangents.push(derivatives[tangents.text], scratch)
+                    if layer in request.layers:
+                        answer = answers[tangents.text][request.layers.index(layer)]
+                        tangents.write(requests[tangents.text], answer)
+                    tick((tangents.last - tangents.first) / depth)
+                del derivatives  # before the next are prepared
 
-        in_chunks(sum(lengths), together, work)
+        in_chunks(sum(lengths), round_size, sweep_round)
     return [answer.cpu() for answer in answers]
 
 
-def _cut(lengths: Sequence[int], first: int, last: int, chunk: int) -> Iterator[tuple[int, tuple[int, int]]]:
+def _chunks_of_texts(
+    lengths: Sequence[int], first: int, last: int, chunk: int
+) -> Iterator[tuple[int, tuple[int, int]]]:
     """Cut a range of inputs, counted on from text to text, into chunks of single texts."""
     for text, (end, n) in enumerate(zip(accumulate(lengths), lengths, strict=True)):
         stop = min(last - (end - n), n)
-        for at in range(max(first - (end - n), 0), stop, chunk):
-            yield text, (at, min(at + chunk, stop))
+        for start in range(max(first - (end - n), 0), stop, chunk):
+            yield text, (start, min(start + chunk, stop))
 
 
 class _Scratch:
@@ -92,17 +91,17 @@ class _Scratch:
 
     def __init__(self, like: Tensor):
         self._like = like
-        self._kept: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Return memory of this shape, with whatever it holds."""
         if self._like.is_cuda:
             return self._like.new_empty(shape)
         size = prod(shape)
-        if name not in self._kept or self._kept[name].numel() < size:
-            self._kept.pop(name, None)  # before more is taken
-            self._kept[name] = self._like.new_empty(size)
-        return self._kept[name][:size].view(shape)
+        if name not in self._buffers or self._buffers[name].numel() < size:
+            self._buffers.pop(name, None)  # before more is taken
+            self._buffers[name] = self._like.new_empty(size)
+        return self._buffers[name][:size].view(shape)
 
 
 class _Chunk:
@@ -134,22 +133,21 @@ class _Chunk:
                     self._moved *= 2.0**-8
                 self._exponent += 8
                 moved = self._through(block, scratch)
-            self._exponent += scaled(moved.unflatten(-1, (self.last - self.first, -1)), dim=2)
+            self._exponent += rescale(moved.unflatten(-1, (self.last - self.first, -1)), dim=2)
         self._moved = moved
 
-    def write(self, asked: Request, answer: Tensor) -> None:
-        """Write what is asked of the tangents, without the scale, into a layer's answer: (input, output, …)."""
+    def write(self, request: Request, answer: Tensor) -> None:
+        """Measure the tangents, without their scale, and write them into a layer's answer: (input, output, …)."""
         assert self._moved is not None
         moved = self._moved
-        felt = slice(self._before, None)
-        if asked.targets is not None:
-            targets = torch.tensor(asked.targets, device=moved.device)
-            felt = (targets >= self._before).nonzero().squeeze(1)
-            moved = moved[targets[felt] - self._before]
+        outputs = slice(self._before, None)
+        if request.targets is not None:
+            targets = torch.tensor(request.targets, device=moved.device)
+            outputs = (targets >= self._before).nonzero().squeeze(1)
+            moved = moved[targets[outputs] - self._before]
         exponent = self._exponent if needs_scale(moved.dtype) else None
-        answer[self.first : self.last, felt] = asked.measure(
-            moved.unflatten(-1, (self.last - self.first, -1)), exponent, felt=felt
-        )
+        blocks = moved.unflatten(-1, (self.last - self.first, -1))
+        answer[self.first : self.last, outputs] = request.measure(blocks, exponent, outputs=outputs)
 
     def _through(self, block: BlockDerivative, scratch: _Scratch) -> Float[Tensor, "n d tangent"]:
         inputs, d, directions = self._start.shape
