@@ -180,8 +180,8 @@ class Explanation(Result):
         return files
 
     @classmethod
-    def _opened(cls, files: Files, about: Mapping[str, Any], where: str) -> "Explanation":
-        numbers = super()._opened(files, about, where)
+    def _from_files(cls, files: Files, about: Mapping[str, Any], where: str) -> "Explanation":
+        numbers = super()._from_files(files, about, where)
 
         def result_in(folder: str) -> Result | None:
             start = f"{folder}/"

@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 class _ReadOnlyFacts:
-    """The attribute that holds all facts by name: a copy of what a Result is made with, which cannot be set."""
+    """The attribute `about` of a Result: a copy of the facts that it was made with, which cannot be changed."""
 
     def __get__(self, result: "Result | None", owner: type | None = None) -> Any:
-        """Return the facts to be read; on the class, the attribute itself."""
+        """Return a view of the facts; on the class, the attribute itself."""
         return self if result is None else MappingProxyType(vars(result)["about"])
 
-    def __set__(self, result: "Result", given: Any) -> None:
-        """Keep a copy: a Result's fields are set once, when it is made, to no facts if none are given."""
-        vars(result)["about"] = {} if given is self else dict(given)
+    def __set__(self, result: "Result", facts: Any) -> None:
+        """Keep a copy; a Result sets its fields once, when it is made, and passes this object if it has no facts."""
+        vars(result)["about"] = {} if facts is self else dict(facts)
 
 
 NO_FACTS: Any = _ReadOnlyFacts()
-"""What a dataclass has in the place of a default: type checkers see a mapping."""
+"""The default of `about`: type checkers see a mapping."""
 
 
 class Fact(ReadOnly):

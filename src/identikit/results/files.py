@@ -36,7 +36,7 @@ _BLANK = "0" * 64
 
 
 class Damaged(Exception):  # noqa: N818 - a fact about a file; the caller decides what it means
-    """A file is not what was written."""
+    """A file does not hold what was written to it."""
 
 
 # Whole or not at all
@@ -87,7 +87,7 @@ def write_through(files: "AbstractFileSystem", path: str, content: bytes) -> Non
 
 
 def read_through(files: "AbstractFileSystem", path: str) -> bytes:
-    """Return the content of a file of any file system; what is not a file, such as a pipe, would keep us waiting."""
+    """Return the content of a file of any file system; refuse a pipe or the like, which would block."""
     if not files.isfile(path) and files.exists(path):
         raise OSError("it is not a file")
     content = files.cat_file(path)
@@ -96,7 +96,7 @@ def read_through(files: "AbstractFileSystem", path: str) -> bytes:
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder to write to. It becomes `target`, new or empty, if all goes well, and is removed if not."""
+    """Yield a folder to write to. It becomes `target` (new or empty) on success, and is removed on an error."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(mkdtemp(prefix=f".{target.name}-", suffix=".partial", dir=target.parent))
     try:
@@ -126,8 +126,9 @@ def plain(value: object) -> Any:
 def tensor_file(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """Return tensors as the content of a safetensors file."""
     # The format refuses tensors that share memory, so each is written from a copy of its own.
-    whole = torch.contiguous_format
-    copies = {name: tensor.detach().cpu().clone(memory_format=whole) for name, tensor in tensors.items()}
+    copies = {}
+    for name, tensor in tensors.items():
+        copies[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     return save(copies, metadata)
 
 
@@ -135,7 +136,7 @@ def tensor_file(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None =
 
 
 class SealedTensors(NamedTuple):
-    """The tensors of a file, and what was noted with them."""
+    """The tensors of a sealed file, and what was noted with them."""
 
     tensors: dict[str, Tensor]
     about: dict[str, Any]
@@ -204,7 +205,7 @@ def described(about: Mapping[str, object], files: Files) -> dict[str, bytes]:
 
 
 def write_folder(folder: str | os.PathLike[str], files: Callable[[], Files]) -> None:
-    """Write files to a new or empty folder, all of them or none; they are made once the folder is known to be fine."""
+    """Write files to a new or empty folder, all of them or none; `files` is called once the folder is checked."""
     if not is_path(folder):
         raise InputError(f"save({shortened(folder)}): expected a new folder.")
     target = Path(folder)
@@ -244,7 +245,7 @@ def _read(folder: Path, name: str) -> bytes:
 
 
 def description_of(files: Files, where: str) -> dict[str, Any]:
-    """Return what a result says of itself, once its files are known to be those that were written."""
+    """Check the files of a result against their SHA-256, and return its description."""
     try:
         about = unseal_json(files[ABOUT])
         digests = about.get("files", {})

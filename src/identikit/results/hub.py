@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from identikit.checks import flag, shortened
 from identikit.errors import InputError
-from identikit.results.table import DataColumn
 
 if TYPE_CHECKING:
     from identikit.results.result import Result
@@ -19,10 +18,10 @@ def push_result(result: "Result", repo: str, *, public: bool) -> str:
     """Upload a result with its card; return the address."""
     public = flag("public", public)
     check_repo(repo)
-    with TemporaryDirectory() as folder:
-        place = Path(folder, "result")
-        result.save(place)
-        return upload(place, repo, result_card(repo, result), public=public)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary, "result")
+        result.save(folder)
+        return upload(folder, repo, result_card(repo, result), public=public)
 
 
 def check_repo(repo: object) -> None:
@@ -48,10 +47,12 @@ def upload(folder: Path, repo: str, card: str, *, public: bool) -> str:
     from huggingface_hub.errors import HTTPError as AnyHTTPError  # pyright: ignore[reportPrivateImportUsage]
 
     check_repo(repo)
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    named = {path.relative_to(folder).as_posix(): path for path in files}
-    shown = {name: path for name, path in named.items() if not any(part[0] == "." for part in name.split("/"))}
-    operations = [CommitOperationAdd(name, path) for name, path in shown.items() if name != CARD]
+    operations = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        is_hidden = "/." in f"/{name}"
+        if path.is_file() and not path.is_symlink() and not is_hidden and name != CARD:
+            operations.append(CommitOperationAdd(name, path))
     operations.append(CommitOperationAdd(CARD, card.encode()))
     api = HfApi()
     doing = f"Pushing to {shortened(repo)}"
@@ -60,8 +61,8 @@ def upload(folder: Path, repo: str, card: str, *, public: bool) -> str:
         api.create_commit(repo, operations, commit_message="Push results of identikit", repo_type="dataset")
     except (HfHubHTTPError, LocalTokenNotFoundError) as error:
         reason = " ".join(str(error).split())[:200].rstrip(".")
-        how = "Log in with `hf auth login`, and check the id."
-        raise InputError(f"{doing}: the hub refused it ({reason}). {how}") from None
+        advice = "Log in with `hf auth login`, and check the id."
+        raise InputError(f"{doing}: the hub refused it ({reason}). {advice}") from None
     except (AnyHTTPError, OSError) as error:
         raise InputError(f"{doing}: the hub does not answer ({type(error).__name__}). Try again later.") from None
     return f"{api.endpoint}/datasets/{repo}"
@@ -95,12 +96,12 @@ def run_card(
         **{f"version of {name}": version for name, version in settings.get("versions", {}).items()},
     }
     title = f"# identikit {settings.get('command', 'run')}: {model}"
-    parts = [_front([*columns]), title, "## Where it comes from", _listed(about)]
+    sections = [_front([*columns]), title, "## Where it comes from", _listed(about)]
     for table, described in columns.items():
-        rows = [DataColumn(**column) for column in described.values()]
-        lines = [f"| `{name}` | {row.meaning} | {row.range} |" for name, row in zip(described, rows, strict=True)]
-        parts += [f"## {table}", "\n".join(["| column | meaning | range |", "|---|---|---|", *lines])]
-    return "\n\n".join(parts) + "\n"
+        lines = ["| column | meaning | range |", "|---|---|---|"]
+        lines += [f"| `{name}` | {column['meaning']} | {column['range']} |" for name, column in described.items()]
+        sections += [f"## {table}", "\n".join(lines)]
+    return "\n\n".join(sections) + "\n"
 
 
 _OPENED = """## How to open it

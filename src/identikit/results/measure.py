@@ -9,7 +9,7 @@
 
 Everything else follows from the declaration: the attribute of the Result and its documentation, what tables, plots and
 pages call it, how pieces are gathered into words, what a missing number means, and its column in the tables of a
-dataset. It is computed when it is asked for by name, and only at the places that are selected.
+dataset. It is computed when its name is read, and only at the selected indices.
 """
 
 import inspect
@@ -34,13 +34,13 @@ class ReadOnly:
 
 @dataclass(eq=False)
 class Measure(ReadOnly):
-    """An array of a Result, declared in its class: what it is over, what it means, and how it comes about.
+    """An array of a Result, declared in its class: its axes, its meaning, and how it is computed.
 
     On the class the attribute is the declaration; on a Result it reads the array.
 
     - `axes`: the names of its axes; one that the Result does not have is read whole
     - `meaning`: what it is, in words; `label`: the same in two or three, for axes and menus
-    - `compute`: makes it from a part of the Result's source; None: it is held
+    - `compute`: makes it from a part of the Result's source; None: it is stored
     - `name`: what the attribute, tables and columns call it
     - `range`: what values it can have, in words; `missing`: why entries can be missing (NaN)
     - `words`: how pieces are gathered into words along axes of tokens: "sum", "mean", "all" or "min"; None: it exists
@@ -83,9 +83,9 @@ class Measure(ReadOnly):
     @property
     def limits(self) -> tuple[float, float] | None:
         """The least and the greatest value, where the range names both as numbers."""
-        least, to, most = self.range.replace("−", "-").partition(" to ")
+        least, to, greatest = self.range.replace("−", "-").partition(" to ")
         try:
-            return (float(least), float(most)) if to else None
+            return (float(least), float(greatest)) if to else None
         except ValueError:
             return None
 
@@ -130,12 +130,12 @@ def measure(axes: str, **declared: Unpack[Declared]) -> Callable[[Callable[..., 
 
 
 def stored_array(axes: str, meaning: str, **declared: Unpack[Declared]) -> Measure:
-    """Declare an array that a Result simply holds."""
+    """Declare an array that a Result is given when it is made."""
     return Measure(tuple(axes.split()), meaning, **declared)
 
 
 def optional_array(axes: str, meaning: str, **declared: Unpack[Declared]) -> OptionalAttribute:
-    """Declare an array that some Results of a class hold."""
+    """Declare an array that only some Results of a class have; of others it is None."""
     return OptionalAttribute(tuple(axes.split()), meaning, **declared)
 
 

@@ -1,11 +1,11 @@
-"""The pictures of a text in a Result: where each token of an image is, and tokens of an image by region."""
+"""The images of a text in a Result: where each of their tokens is, and their tokens by region."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from identikit.checks import as_float, flag, is_collection, shortened, whole_number
+from identikit.checks import as_real, flag, is_collection, shortened, whole_number
 from identikit.errors import InputError
 from identikit.results.result import Result
 
@@ -50,27 +50,27 @@ def pictures(result: Result) -> list[ShownImage]:
     """Return the images of a Result's text; refuse one that has none."""
     listed = result.about.get("images") if isinstance(result, Result) else None
     if not listed:
-        what = result.a_kind if isinstance(result, Result) else shortened(result)
-        raise InputError(f"Reading the images of {what}: its text has none. Pass a Result of (image, question).")
+        name = result.a_kind if isinstance(result, Result) else shortened(result)
+        raise InputError(f"Reading the images of {name}: its text has none. Pass a Result of (image, question).")
     if result.about.get("words", ()) is None:
         raise InputError("Reading the images of a text: this result was gathered into words. Use it before words().")
-    found = []
+    images = []
     for number, entry in enumerate(listed):
         width, height = entry["size"]
         patches = tuple(patch for view in entry["views"] for patch in _patches(view))
-        found.append(ShownImage(number, width, height, base64.b64decode(entry["picture"]), patches))
-    return found
+        images.append(ShownImage(number, width, height, base64.b64decode(entry["picture"]), patches))
+    return images
 
 
 def _patches(view: Mapping[str, Any]) -> Iterator[Patch]:
-    left, top, right, bottom = view["box"]
-    wide = (right - left) / view["columns"]
-    high = (bottom - top) / view["rows"]
-    down, across = view["from"]
-    for order, position in enumerate(view["tokens"]):
-        row, column = divmod(order, view["columns"])
-        box = (left + column * wide, top + row * high, left + (column + 1) * wide, top + (row + 1) * high)
-        yield Patch(position, down + row, across + column, view["overview"], box)
+    x, y, x_end, y_end = view["box"]
+    width = (x_end - x) / view["columns"]
+    height = (y_end - y) / view["rows"]
+    first_row, first_column = view["from"]
+    for index, position in enumerate(view["tokens"]):
+        row, column = divmod(index, view["columns"])
+        box = (x + column * width, y + row * height, x + (column + 1) * width, y + (row + 1) * height)
+        yield Patch(position, first_row + row, first_column + column, view["overview"], box)
 
 
 def image_regions(
@@ -92,50 +92,50 @@ def image_regions(
     - `overview`: of an image that is cut into tiles, only the tokens of the whole picture made smaller, or, if False,
       only those of the tiles; None: all of them
     """
-    found = pictures(result)
+    images = pictures(result)
     if grid is not None and box is not None:
         raise InputError("image_regions takes one of grid= and box=.")
     if image is not None:
-        found = [found[whole_number("image", image, most=len(found) - 1)]]
+        images = [images[whole_number("image", image, most=len(images) - 1)]]
     if overview is not None:
         overview = flag("overview", overview)
     regions: dict[str, list[int]] = {}
-    for picture in found:
+    for picture in images:
         patches = [patch for patch in picture.patches if overview is None or patch.overview == overview]
-        for name, wanted in _boxes(picture, grid, box).items():
-            inside = [patch.position for patch in patches if wanted is None or patch.is_inside(wanted)]
+        for name, region in _boxes(picture, grid, box).items():
+            inside = [patch.position for patch in patches if region is None or patch.is_inside(region)]
             regions[f"image {picture.number}{name}"] = inside
             if box is not None:
                 around = [patch.position for patch in patches if patch.position not in inside]
                 regions[f"image {picture.number} around it"] = around
-    kept = {name: positions for name, positions in regions.items() if positions}
-    if not kept:
+    regions = {name: positions for name, positions in regions.items() if positions}
+    if not regions:
         raise InputError("image_regions: no token of the image is there. Ask for a larger region.")
-    return kept
+    return regions
 
 
 def _boxes(picture: ShownImage, grid: Any, box: Any) -> dict[str, Box | None]:
-    """Return the regions of a picture that are asked for; None: all of it."""
+    """Return the selected regions of a picture by the end of their names; None: all of it."""
     if box is not None:
-        left, top, right, bottom = map(float, _listed("box", box, ("left", "top", "right", "bottom")))
-        if not (left < right and top < bottom):
+        x, y, x_end, y_end = map(float, _checked_numbers("box", box, ("left", "top", "right", "bottom")))
+        if not (x < x_end and y < y_end):
             raise InputError(f"box={shortened(box)} cannot be used: expected left < right and top < bottom.")
-        return {" in the box": (left, top, right, bottom)}
+        return {" in the box": (x, y, x_end, y_end)}
     if grid is None:
         return {"": None}
-    rows, columns = (whole_number("grid", count, least=1) for count in _listed("grid", grid, ("rows", "columns")))
-    high = picture.height / rows
-    wide = picture.width / columns
+    counts = _checked_numbers("grid", grid, ("rows", "columns"))
+    rows, columns = (whole_number("grid", count, least=1) for count in counts)
+    height = picture.height / rows
+    width = picture.width / columns
     return {
-        f" region {row},{column}": (column * wide, row * high, (column + 1) * wide, (row + 1) * high)
+        f" region {row},{column}": (column * width, row * height, (column + 1) * width, (row + 1) * height)
         for row in range(rows)
         for column in range(columns)
     }
 
 
-def _listed(name: str, given: object, what: Sequence[str]) -> list[Any]:
-    """Return several numbers; refuse anything else."""
-    listed = list(given) if is_collection(given) else []
-    if len(listed) != len(what) or any(as_float(value) is None for value in listed):
-        raise InputError(f"{name}={shortened(given)} cannot be used: expected ({', '.join(what)}).")
-    return listed
+def _checked_numbers(option: str, value: object, expected: Sequence[str]) -> list[Any]:
+    numbers = list(value) if is_collection(value) else []
+    if len(numbers) != len(expected) or any(as_real(number) is None for number in numbers):
+        raise InputError(f"{option}={shortened(value)} cannot be used: expected ({', '.join(expected)}).")
+    return numbers

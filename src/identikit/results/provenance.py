@@ -56,10 +56,10 @@ def _version(package: str) -> str:
 
 
 @cache
-def code_hash(made: type) -> str:
+def code_hash(defined: type) -> str:
     """Return the SHA-256 of the file that defines a class; empty if there is none."""
     try:
-        return hashlib.sha256(Path(inspect.getfile(made)).read_bytes()).hexdigest()
+        return hashlib.sha256(Path(inspect.getfile(defined)).read_bytes()).hexdigest()
     except (TypeError, OSError):
         return ""
 

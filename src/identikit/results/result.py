@@ -81,9 +81,8 @@ class Result(ABC):
 
     def array(self, name: str) -> Tensor:
         """Return one of the arrays; an axis selected by one number or token is left out."""
-        whole = self.read(name)
         single = {axis.name for axis in self.axes if axis.single}
-        return whole[tuple(0 if dim in single else slice(None) for dim in self.source.dims[name])]
+        return self.read(name)[tuple(0 if dim in single else slice(None) for dim in self.source.dims[name])]
 
     def read(self, name: str) -> Tensor:
         """Return one of the arrays with all of its axes, also those selected by one number or token."""
@@ -131,32 +130,32 @@ class Result(ABC):
         """What the model is called."""
         return self.provenance.model
 
-    def sel(self: R, **wanted: Index) -> R:
+    def sel(self: R, **selection: Index) -> R:
         """Return the part with these layers, heads, positions or tokens: `sel(layer=4, head=5, query="since")`.
 
         Each is a number (negative ones count from the end), a token (`"the@24"` where it repeats), a slice or a list.
         An axis that is selected by one number or token is left out of the arrays.
         """
-        for name in wanted:
+        for name in selection:
             self.axis(name)
-        return replace(self, axes=tuple(axis.sel(wanted.get(axis.name)) for axis in self.axes))
+        return replace(self, axes=tuple(axis.sel(selection.get(axis.name)) for axis in self.axes))
 
     # Tables and files
 
     def to_frame(self, *names: str) -> "DataFrame":
-        """Return a tidy table with a row for each place of the axes; positions come with their tokens.
+        """Return a tidy table with a row for each entry of the arrays; positions come with their tokens.
 
         `names` are arrays that share their axes; by default the main ones.
         """
         from pandas import DataFrame, MultiIndex
 
         names = names or self._main
-        arrays = self._checked(names)
+        arrays = self._arrays(names)
         dims = self.source.dims[names[0]]
         if any(self.source.dims[name] != dims for name in names):
             raise InputError(f"Making a table of {', '.join(names)}: they do not have the same axes.")
         if foreign := [dim for dim in dims if all(dim != axis.name for axis in self.axes)]:
-            raise InputError(f"Making a table of {names[0]}: it has a {foreign[0]} for each place. Use to_xarray().")
+            raise InputError(f"Making a table of {names[0]}: it has a {foreign[0]} for each entry. Use to_xarray().")
         axes = [self.axis(dim) for dim in dims]
         index = MultiIndex.from_product([axis.values for axis in axes], names=list(dims))
         frame = index.to_frame(index=False)
@@ -173,24 +172,24 @@ class Result(ABC):
         coordinates: dict[str, Any] = {}
         single = {axis.name for axis in self.axes if axis.single}
         for axis in self.axes:
-            named: dict[str, Sequence[Any]] = {axis.name: axis.values}
+            labels: dict[str, Sequence[Any]] = {axis.name: axis.values}
             if axis.tokens is not None:
-                named[f"{axis.name}_token"] = [readable_token(token) for token in axis.tokens]
-            for name, values in named.items():
+                labels[f"{axis.name}_token"] = [readable_token(token) for token in axis.tokens]
+            for name, values in labels.items():
                 coordinates[name] = values[0] if axis.single else (axis.name, list(values))
         arrays = {
             name: ([dim for dim in self.source.dims[name] if dim not in single], _numpy(array))
-            for name, array in self._checked(names or self.arrays).items()
+            for name, array in self._arrays(names or self.arrays).items()
         }
         return Dataset(arrays, coordinates, {"kind": self.kind, "model": self.model_name})
 
     def to_dict(self) -> dict[str, object]:
         """Return plain lists, numbers and strings, as JSON holds them.
 
-        What is NaN or infinite becomes None, and `null_because` says for each array why it has such entries.
+        NaN and infinity become None, and `null_because` says for each array why it has such entries.
         """
         axes = {axis.name: axis.values[0] if axis.single else list(axis.values) for axis in self.axes}
-        arrays = self._checked(self.arrays)
+        arrays = self._arrays(self.arrays)
         lacking = [name for name, array in arrays.items() if not bool(array.isfinite().all())]
         lacking += [name for name in self.missing_facts if self.about.get(name, 0) is None]
         reasons = {name: declared.missing for name, declared in self.measures.items()} | dict(self.missing_facts)
@@ -205,10 +204,10 @@ class Result(ABC):
 
     @property
     def _main(self) -> tuple[str, ...]:
-        """The main arrays that are there: some exist only for pieces, not for words."""
+        """The main arrays that this result has: some exist only for pieces, not for words."""
         return tuple(name for name in self.main if name in self.source.dims)
 
-    def _checked(self, names: Iterable[str]) -> dict[str, Tensor]:
+    def _arrays(self, names: Iterable[str]) -> dict[str, Tensor]:
         names = tuple(names)
         self.refuse_large(names)
         return {name: self.array(name) for name in names}
@@ -245,7 +244,7 @@ class Result(ABC):
 
     def _files(self) -> Files:
         """Return the files that hold the arrays, and what a class adds to them."""
-        return {_ARRAYS: tensor_file(self._checked(name for name in self.source.dims if not self._on_request(name)))}
+        return {_ARRAYS: tensor_file(self._arrays(name for name in self.source.dims if not self._on_request(name)))}
 
     def push_to_hub(self, repo: str, *, public: bool = False) -> str:
         """Upload the result to a dataset of the Hugging Face hub, with a card; return its address.
@@ -257,37 +256,35 @@ class Result(ABC):
         return push_result(self, repo, public=public)
 
     @classmethod
-    def _opened(cls: type[R], files: Files, about: Mapping[str, Any], where: str) -> R:
+    def _from_files(cls: type[R], files: Files, about: Mapping[str, Any], where: str) -> R:
         """Return the result in files whose description was read; a class reads the files that it adds."""
         axes = []
         for axis in about["axes"]:
             tokens = None if axis["tokens"] is None else tuple(axis["tokens"])
             axes.append(Axis(axis["name"], tuple(axis["values"]), tokens, single=axis["single"]))
-        sizes = {axis.name: len(axis) for axis in axes}
         dims = {name: tuple(names) for name, names in about["dims"].items()}
         arrays = load(files[_ARRAYS])
         fits = dims.keys() == arrays.keys()
         for name, array in arrays.items():
-            for place, dim in enumerate(dims[name]):
-                if any(axis.name == dim and axis.single for axis in axes):
-                    array = array.unsqueeze(place)  # single axes were left out of the file
-                fits &= array.shape[place] == sizes.get(dim, array.shape[place])
-                fits &= dim in sizes or name not in cls.main
-            fits &= array.ndim == len(dims[name])
-            arrays[name] = array
+            arrays[name] = array = _with_single_axes(array, dims[name], axes)
+            sizes = {axis.name: len(axis) for axis in axes}
+            if name not in cls.main:  # these alone may have axes of their own
+                sizes = dict(zip(dims[name], array.shape, strict=False)) | sizes
+            fits &= list(array.shape) == [sizes.get(dim) for dim in dims[name]]
         if not fits:
             raise InputError(f"Opening {where}: it is damaged (its arrays do not fit its axes). Save the result again.")
-        given = about["provenance"]
-        if set(given) != {entry.name for entry in fields(Provenance)}:
+        provenance = about["provenance"]
+        if set(provenance) != {entry.name for entry in fields(Provenance)}:
             raise InputError(f"Opening {where}: its provenance was written by another version of identikit.")
         kinds = {"model": str, "settings": dict, "versions": dict}
-        if not all(isinstance(given[name], kind) for name, kind in kinds.items()):
+        if not all(isinstance(provenance[name], kind) for name, kind in kinds.items()):
             raise TypeError("provenance")
         facts = about["about"]
-        lacking = [name for name in dir(cls) if isinstance(getattr(cls, name, None), Fact) and name not in facts]
-        if not isinstance(facts, dict) or lacking or not all(isinstance(it, str) for it in facts.get("tokens", ())):
+        if not isinstance(facts, dict) or not all(isinstance(token, str) for token in facts.get("tokens", ())):
             raise TypeError("facts")
-        return cls(tuple(axes), StoredArrays(arrays, dims), Provenance(**given), facts)
+        if any(isinstance(getattr(cls, name, None), Fact) and name not in facts for name in dir(cls)):
+            raise KeyError("facts")
+        return cls(tuple(axes), StoredArrays(arrays, dims), Provenance(**provenance), facts)
 
     # Words and differences
 
@@ -308,23 +305,22 @@ class Result(ABC):
             raise InputError(f"Subtracting {type(other).__name__} from {self.a_kind}: both must be of one kind.")
         return difference(self, other)
 
-    # Being looked at
+    # Showing it
 
     def __repr__(self) -> str:
         labels = {axis.name: axis.short_label for axis in self.axes if axis.single}
         layer = f"L{labels.pop('layer')}" if "layer" in labels else ""
         head = f"H{labels.pop('head')}" if "head" in labels else ""
         singles = [layer + head, *(f"{name} {label!r}" for name, label in labels.items())]
-        many = " × ".join(axis.counted for axis in self.axes if not axis.single)
+        sizes = " × ".join(axis.counted for axis in self.axes if not axis.single)
         minus = f" minus {self.about['minus']:.40}" if "minus" in self.about else ""
-        return f"<{type(self).__name__} {self.model_name:.40}{minus}: {', '.join(filter(None, [*singles, many]))}>"
+        return f"<{type(self).__name__} {self.model_name:.40}{minus}: {', '.join(filter(None, [*singles, sizes]))}>"
 
     def __str__(self) -> str:
         if "minus" not in self.about:
             return f"{self!r}\n{self.describe()}"
         largest = {name: float(self.array(name).double().abs().nan_to_num(0.0).max()) for name in self._main}
-        told = ", ".join(f"{name} {value:.3g}" for name, value in largest.items())
-        return f"{self!r}\nLargest difference: {told}."
+        return f"{self!r}\nLargest difference: {', '.join(f'{name} {value:.3g}' for name, value in largest.items())}."
 
     @abstractmethod
     def describe(self) -> str:
@@ -363,25 +359,34 @@ class Result(ABC):
 
 
 def saved_result(folder: str | os.PathLike[str]) -> Result:
-    """Open a result that `Result.save` wrote; its class must be loaded, as `explanation.result` does."""
+    """Open a result that `Result.save` wrote; its class must be imported, as `explanation.result` does for all."""
     return result_of(read_folder(folder), str(folder))
 
 
 def result_of(files: Files, where: str) -> Result:
-    """Return the result that files hold; `where` they are is said if it cannot be. Its class must be loaded."""
+    """Return the result that files hold. Its class must be imported; errors say `where` the files are."""
     about = description_of(files, where)
     if about.get("format") != FORMAT:
         raise InputError(f"Opening {where}: its format is {about.get('format')!r}, and this version reads {FORMAT!r}.")
     if not isinstance(about.get("kind"), str) or about["kind"] not in CLASSES:
         raise InputError(f"Opening {where}: results of the kind {about.get('kind')!r} are not known to this version.")
     try:
-        opened = CLASSES[about["kind"]]._opened(files, about, where)
-        str(opened)  # facts that are not what they must be are found now, and not wherever they are used
+        opened = CLASSES[about["kind"]]._from_files(files, about, where)
+        str(opened)  # finds wrong facts now, and not wherever they are used
         return opened
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, SafetensorError) as error:
         raise InputError(f"Opening {where}: it is damaged ({type(error).__name__}). Save the result again.") from None
+
+
+def _with_single_axes(array: Tensor, dims: Sequence[str], axes: Sequence[Axis]) -> Tensor:
+    """Return an array with the axes of length 1 that a file leaves out, because one entry was selected on them."""
+    single = {axis.name for axis in axes if axis.single}
+    for index, dim in enumerate(dims):
+        if dim in single:
+            array = array.unsqueeze(index)
+    return array
 
 
 def _numpy(array: Tensor) -> Any:

@@ -11,15 +11,15 @@ from identikit.shapes import Tensor
 
 @runtime_checkable
 class Source(Protocol):
-    """Where a Result's arrays come from: `dims` names the axes of each, `read` makes one at the places asked for."""
+    """Where a Result's arrays come from: `dims` names the axes of each, `read` returns one at selected indices."""
 
     @property
     def dims(self) -> Mapping[str, tuple[str, ...]]:
         """The axes of each array."""
         ...
 
-    def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
-        """Return an array at these places of its axes, all of its dimensions kept; others may be named too.
+    def read(self, name: str, indices: Mapping[str, Sequence[int]], /) -> Tensor:
+        """Return an array at these indices of its axes, all of its dimensions kept; other axes may be named too.
 
         It is a copy: the caller may write to it without changing the source.
         """
@@ -28,17 +28,17 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class StoredArrays:
-    """Arrays that are simply there."""
+    """Arrays in memory."""
 
     arrays: Mapping[str, Tensor]
     dims: Mapping[str, tuple[str, ...]]
 
     @torch.inference_mode(False)  # a copy that is made in inference mode could not be used outside of it
-    def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
-        """Return a copy of an array at these places of its axes."""
-        found = self.arrays[name].clone()
-        for axis, dim in enumerate(self.dims[name]):
-            wanted = places.get(dim)
-            if wanted is not None and list(wanted) != list(range(found.shape[axis])):
-                found = found.index_select(axis, torch.tensor(wanted, dtype=torch.long, device=found.device))
-        return found
+    def read(self, name: str, indices: Mapping[str, Sequence[int]], /) -> Tensor:
+        """Return a copy of an array at these indices of its axes."""
+        array = self.arrays[name].clone()
+        for dim, axis in enumerate(self.dims[name]):
+            selection = indices.get(axis)
+            if selection is not None and list(selection) != list(range(array.shape[dim])):
+                array = array.index_select(dim, torch.tensor(selection, dtype=torch.long, device=array.device))
+        return array

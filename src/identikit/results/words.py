@@ -1,7 +1,7 @@
-"""What is said about results, as a document: headings, paragraphs and tables.
+"""Results in words, as a document: headings, paragraphs and tables.
 
 A document is made once and shown in several ways: on a terminal, as plain text, on a page and in LaTeX. Beside its
-words it holds the numbers in them as values, so that what is said can be checked whatever the wording is.
+words it holds the numbers in them as values, so that they can be checked whatever the wording is.
 """
 
 import re
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WIDTH = 100  # columns of plain text
-ROUNDING = 1e-6  # how far the programs' tolerance may put a share from 0 or 1
+ROUNDING = 1e-6  # how far the tolerance of linear programs may put a share from 0 or 1
 LARGE = 0.1  # from this standard error on a share is written as a range
 NOTHING_SAID = 0.98  # a range of a share that is wider says nothing
-UNKNOWN_SHARE = "unknown"  # what is written then
-_WIDEST = 100_000  # columns of text that is not to be broken
+UNKNOWN_SHARE = "unknown"  # is written instead
+_UNBROKEN = 100_000  # columns: no line is longer
 
 Value = int | float | str | None | Sequence[object]
-"""A number or a name that words or a cell tell, or several of them."""
+"""A number or a name in a text or in a cell, or several of them."""
 
 Tone = Literal["plain", "note", "warning"]
 _STYLES: Mapping[Tone, str] = {"plain": "", "note": "dim", "warning": "bold"}
@@ -29,7 +29,7 @@ _STYLES: Mapping[Tone, str] = {"plain": "", "note": "dim", "warning": "bold"}
 
 @dataclass(frozen=True)
 class Heading:
-    """What follows is about this; level 0 is the title, level 1 a section, level 2 a part of it."""
+    """A heading: level 0 is the title, level 1 a section, level 2 a part of it."""
 
     words: str
     level: int = 1
@@ -37,7 +37,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Sentences, with the numbers and names in them as `facts`; `offers`: they name options or calls of Python."""
+    """Sentences, with the numbers and names in them as `facts`; `offers`: they mention options or calls of Python."""
 
     words: str
     facts: Mapping[str, Value] = field(default_factory=dict)
@@ -47,9 +47,9 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: what it is called, and how its values are written.
+    """A column of a table: its name, and how its values are written.
 
-    `heading` is what a terminal shows for the name, where that is not the name: it may have several lines.
+    `heading` is shown on a terminal instead of the name, where it is given: it may have several lines.
     """
 
     name: str
@@ -70,13 +70,15 @@ class Table:
 
     def cells(self) -> list[list[str]]:
         """Return the rows as they are written."""
-        forms = [column.form for column in self.columns]
-        return [[form(value) for form, value in zip(forms, row, strict=True)] for row in self.rows]
+        cells = []
+        for row in self.rows:
+            cells.append([column.form(value) for column, value in zip(self.columns, row, strict=True)])
+        return cells
 
     def column(self, name: str) -> list[Value]:
         """Return the values of one column."""
-        place = [column.name for column in self.columns].index(name)
-        return [row[place] for row in self.rows]
+        index = [column.name for column in self.columns].index(name)
+        return [row[index] for row in self.rows]
 
     def to_text(self, width: int | None = None) -> str:
         """Return the table as plain text; without a width no line is broken."""
@@ -106,13 +108,13 @@ class Document:
     @property
     def paragraphs(self) -> list[Paragraph]:
         """All paragraphs, and the notes of tables."""
-        found = []
+        paragraphs = []
         for block in self.blocks:
             if isinstance(block, Paragraph):
-                found.append(block)
+                paragraphs.append(block)
             elif isinstance(block, Table):
-                found += block.notes
-        return found
+                paragraphs += block.notes
+        return paragraphs
 
     @property
     def tables(self) -> list[Table]:
@@ -128,7 +130,7 @@ class Document:
         return merged
 
     def under(self, words: str) -> "Document":
-        """Return what stands below a heading, up to the next of its level or above; nothing where there is none."""
+        """Return the blocks below a heading, up to the next of its level or above; none if there is no such heading."""
         blocks: list[Block] = []
         level = None
         for block in self.blocks:
@@ -142,7 +144,7 @@ class Document:
         return Document(tuple(blocks))
 
     def spoken(self, speak: Callable[[str], str]) -> "Document":
-        """Return the document as another place than Python says it (see `errors.py`); a text's tokens stay."""
+        """Return the document in the words of the command line or the page (see `errors.py`); tokens stay."""
         blocks: list[Block] = []
         for block in self.blocks:
             if isinstance(block, Paragraph) and block.offers:
@@ -160,7 +162,7 @@ class Document:
         from rich.console import Console
 
         page = StringIO()
-        Console(file=page, width=width or _WIDEST, color_system=None, legacy_windows=False).print(self)
+        Console(file=page, width=width or _UNBROKEN, color_system=None, legacy_windows=False).print(self)
         lines = [line.rstrip() for line in page.getvalue().splitlines()]
         return "\n".join(lines).strip("\n")
 
@@ -169,20 +171,22 @@ class Document:
         from rich.console import Group
         from rich.text import Text
 
-        parts: list[RenderableType] = []
+        rendered: list[RenderableType] = []
         before = None
         for block in self.blocks:
             if isinstance(block, Heading):
-                parts.append(Text(f"\n{block.words}", style="bold"))
+                rendered.append(Text(f"\n{block.words}", style="bold"))
             elif isinstance(block, Paragraph):
-                parts.append(Text(block.words, style=_STYLES[block.tone]))
+                rendered.append(Text(block.words, style=_STYLES[block.tone]))
             else:
-                parts += [""] if isinstance(before, Paragraph) else []
-                parts += [Text(block.caption)] if block.caption else []
-                parts.append(_rich_table(block))
-                parts += [Text(note.words, style=_STYLES[note.tone]) for note in block.notes]
+                if isinstance(before, Paragraph):
+                    rendered.append("")
+                if block.caption:
+                    rendered.append(Text(block.caption))
+                rendered.append(_rich_table(block))
+                rendered += [Text(note.words, style=_STYLES[note.tone]) for note in block.notes]
             before = block
-        return Group(*parts)
+        return Group(*rendered)
 
     def to_dict(self) -> dict[str, object]:
         """Return the sections as a page reads them: each with its heading, as the `question`, and its paragraphs.
@@ -205,14 +209,14 @@ class Document:
 
     def to_latex(self) -> str:
         """Return the document as LaTeX without a preamble; tables need the package booktabs."""
-        parts = []
+        blocks = []
         for block in self.blocks:
             if isinstance(block, Heading):
                 command = ("section", "subsection", "subsubsection")[block.level]
-                parts.append(rf"\{command}*{{{latex(block.words)}}}")
+                blocks.append(rf"\{command}*{{{latex(block.words)}}}")
             else:
-                parts.append(latex(block.words) if isinstance(block, Paragraph) else block.to_latex())
-        return "\n\n".join(parts)
+                blocks.append(latex(block.words) if isinstance(block, Paragraph) else block.to_latex())
+        return "\n\n".join(blocks)
 
 
 def joined(sentences: Iterable[Paragraph], tone: Tone = "plain") -> Paragraph:
@@ -232,12 +236,12 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def decimals(digits: int) -> Callable[[float], str]:
-    """Return how numbers are written with so many decimals; one that is not known is a dash."""
+    """Return a function that writes numbers with so many decimals; NaN is a dash."""
     return lambda number: "–" if number != number else f"{number:.{digits}f}"
 
 
 def mean_and_error(digits: int) -> Callable[[tuple[float, float]], str]:
-    """Return how a mean is written with its standard error, where that is known; as a range where it is as large."""
+    """Return a function that writes a mean and its standard error; as a range where the error is as large."""
     form = decimals(digits)
 
     def written(values: tuple[float, float]) -> str:
@@ -252,14 +256,14 @@ def mean_and_error(digits: int) -> Callable[[tuple[float, float]], str]:
 
 
 def means_of(texts: int) -> str:
-    """Say what a table of means over texts holds, as `mean_and_error` writes them."""
+    """Return the caption of a table of means over texts, as `mean_and_error` writes them."""
     if texts == 1:
         return "Of one text, so without standard errors:"
     return "Means over texts ± standard errors; where an error is as large as its mean, two errors to either side:"
 
 
 def percent(share: float) -> str:
-    """Write a share as a percentage: 0 or 100 only where it is, but for rounding; one that is not known is a dash."""
+    """Return a share as a percentage: 0 or 100 only where it is, but for rounding; NaN is a dash."""
     if share != share:
         return "–"
     if 0.9995 <= share < 1 - ROUNDING:
@@ -271,14 +275,14 @@ def percent(share: float) -> str:
 
 
 def weight(share: float) -> str:
-    """Write a share of 1 with two decimals: 0 or 1 only where it is, but for rounding; not known is a dash."""
+    """Return a share of 1 with two decimals: 0 or 1 only where it is, but for rounding; NaN is a dash."""
     if 0.995 <= share < 1 - ROUNDING:
         return ">0.99"
     return "<0.01" if ROUNDING < share < 0.005 else decimals(2)(share)
 
 
 class ShareEstimate(NamedTuple):
-    """A share that may be estimated: its standard error is 0 where it is known, and it is between the ends."""
+    """A share that may be estimated: its standard error, 0 where it is known, and the ends that it lies between."""
 
     share: float
     stderr: float
@@ -287,16 +291,17 @@ class ShareEstimate(NamedTuple):
 
 
 def estimate(form: Callable[[float], str]) -> Callable[[ShareEstimate], str]:
-    """Return how estimates are written: with their error, as a range where that is large, or as unknown."""
+    """Return a function that writes estimates: with their error, as a range where that is large, or as unknown."""
 
-    def written(found: ShareEstimate) -> str:
-        if found.stderr == 0:
-            return form(found.share)
-        if found.stderr < min(found.share, LARGE):  # not where it is NaN
-            return f"{form(found.share)}±{form(found.stderr)}"
-        if found.most - found.least > NOTHING_SAID:
+    def written(estimated: ShareEstimate) -> str:
+        share, stderr, least, greatest = estimated
+        if stderr == 0:
+            return form(share)
+        if stderr < min(share, LARGE):  # not where it is NaN
+            return f"{form(share)}±{form(stderr)}"
+        if greatest - least > NOTHING_SAID:
             return UNKNOWN_SHARE
-        return f"{form(found.least)} to {form(found.most)}"
+        return f"{form(least)} to {form(greatest)}"
 
     return written
 

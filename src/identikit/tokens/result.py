@@ -119,8 +119,8 @@ class TokenIdentifiability(Result):
         return {**super()._files(), _MAPS: sealed_maps(self.maps), _TRIALS: trials.encode()}
 
     @classmethod
-    def _opened(cls, files: Files, about: Mapping[str, object], where: str) -> "TokenIdentifiability":
-        numbers = super()._opened(files, about, where)
+    def _from_files(cls, files: Files, about: Mapping[str, object], where: str) -> "TokenIdentifiability":
+        numbers = super()._from_files(files, about, where)
         trials = tuple(json.loads(files[_TRIALS]))
         maps = tuple(maps_of(files[_MAPS], f"{where}/{_MAPS}"))
         return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, maps, trials)
