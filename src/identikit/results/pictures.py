@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from identikit.checks import as_real, flag, is_collection, shortened, whole_number
+from identikit.checks import as_float, flag, is_collection, shortened, whole_number
 from identikit.errors import InputError
 from identikit.results.result import Result
 
@@ -136,6 +136,6 @@ def _boxes(picture: ShownImage, grid: Any, box: Any) -> dict[str, Box | None]:
 
 def _checked_numbers(option: str, value: object, expected: Sequence[str]) -> list[Any]:
     numbers = list(value) if is_collection(value) else []
-    if len(numbers) != len(expected) or any(as_real(number) is None for number in numbers):
+    if len(numbers) != len(expected) or any(as_float(number) is None for number in numbers):
         raise InputError(f"{option}={shortened(value)} cannot be used: expected ({', '.join(expected)}).")
     return numbers
