@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import identikit as ik
+from identikit.attention.layer import USUAL, Layer
 from identikit.attention.reading_result import AttentionMeasure
 from identikit.attention.readings import READINGS
 from identikit.attention.result import EffectiveAttention
+from identikit.attention.stream import stream_of, watched_run
 from identikit.maths import boxes
 from identikit.maths.chain import Chain, greatest_through_layers
 from identikit.maths.polytope.exact import extreme_rows
@@ -202,6 +204,29 @@ def test_readings_with_the_residual_are_their_definitions(name: str, reading: st
     for array in ("raw", "effective"):
         expected = literal(name, reading, list(attention_of(name).array(array).numpy()))
         np.testing.assert_allclose(measured(name, reading).array(array), np.stack(expected), atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "projection"),
+    [("gpt_neox", "attention.dense"), ("falcon-7b", "self_attention.dense"), ("opt", "self_attn.out_proj")],
+)
+def test_the_sum_holds_the_projections_bias_wherever_the_feed_forward_part_stands(name: str, projection: str):
+    """Beside attention (GPT-NeoX; Falcon adds to it in place), or on vectors without a batch (OPT)."""
+    reading = ik.effective_attention(tiny.shared(name, dtype=torch.float64), TEXT).captured().reading
+    run = watched_run(reading)
+    for at, block in enumerate(reading.model.blocks):
+        layer = Layer.of(reading, at, range(reading.model.n_heads), USUAL)
+        weights = layer.call.weights(torch.arange(len(reading.tokens)))[0]
+        output = weights @ layer.call.value[0].repeat_interleave(layer.call.groups, 0)
+        brought = block.get_submodule(projection)(output.transpose(0, 1).flatten(1))
+        assert torch.allclose(stream_of(run, layer).sum, run.trace.blocks[at].hidden[0] + brought, atol=1e-6)
+
+
+def test_shares_of_a_row_of_zeros_are_zero():
+    """In ALTI, no token of a row may be nearer to the whole than nothing is."""
+    found = ik.attention_measure(tiny.shared("mistral3"), [3, 4, 5, 4, 9], "alti")
+    assert (found.raw.sum(-1) == 0).any() and not found.raw.isnan().any() and not found.upper.isnan().any()
+    assert (found.lower <= found.raw).all() and (found.raw <= found.upper).all()
 
 
 # Ranges

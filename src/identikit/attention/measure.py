@@ -274,7 +274,7 @@ class MeasuredText:
         late = bool(numbers.gap.isnan().any())
         boxes = list(zip(*shares_of(numbers.lower, numbers.upper), strict=True))
         start = torch.eye(numbers.raw.shape[-1]).to(numbers.raw)
-        shares = [part / part.sum(-1, keepdim=True) for part in numbers[:2]]
+        shares = [(part / part.sum(-1, keepdim=True)).nan_to_num(0.0) for part in numbers[:2]]  # a row of 0 stays 0
         raw, effective = (
             torch.stack(list(through_layers(list(part[:, None]), Chain(0.0, 1.0), start))).mT for part in shares
         )

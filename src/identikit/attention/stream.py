@@ -44,7 +44,8 @@ class FrozenNorm(NamedTuple):
 class StreamLayer(NamedTuple):
     """What a layer's attention is added to.
 
-    - `residual`: what enters the layer; `sum`: that plus what the heads bring, after the norm if one follows
+    - `residual`: what enters the layer; `sum`: that plus what the heads bring and the bias, after the norm if one
+      follows
     - `norms`: those of a layer that normalises its sums, after attention and after the feed-forward part; else none
     """
 
@@ -73,11 +74,16 @@ def watched_run(reading: TextRun) -> WatchedRun:
     calls: dict[int, list[_ModuleCall]] = defaultdict(list)
     handles = []
     reached = [0]
+    vectors = (len(reading.tokens), model.d_model)
+    shapes = ((1, *vectors), vectors)  # OPT drops the batch for its feed-forward part
 
     def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-        shapes = [part.shape for part in (*args[:1], output) if isinstance(part, torch.Tensor)]
-        if shapes == 2 * [(1, len(reading.tokens), model.d_model)]:
-            calls[reached[0]].append(_ModuleCall(module, args[0][0].double(), output[0].double()))
+        tensors = [part for part in (*args[:1], output) if isinstance(part, torch.Tensor)]
+        if len(tensors) == 2 and all(part.shape in shapes for part in tensors):
+            given, made = (
+                part.reshape(shapes[1]).to(torch.float64, copy=True) for part in tensors
+            )  # Falcon adds to it
+            calls[reached[0]].append(_ModuleCall(module, given, made))
 
     def visit(call: AttentionCall) -> None:
         reached[0] = call.layer
@@ -108,8 +114,9 @@ def stream_of(run: WatchedRun, layer: Layer) -> StreamLayer:
             if not after:
                 return StreamLayer(entered, call.given, ())
             return StreamLayer(entered, call.made, (frozen_norm(run.model, call), frozen_norm(run.model, after[0])))
-    if any(_same(call.made - (left - added), added, run.model) for call in run.calls[at]):  # both parts side by side
-        return StreamLayer(entered, added, ())
+    for call in reversed(run.calls[at]):
+        if _same(call.made - (left - added), added, run.model):  # both parts side by side
+            return StreamLayer(entered, left - call.made, ())
     raise InputError(
         f"Layer {at} of {run.model.name} does not simply add what its heads bring to what entered it: it scales or "
         "normalises it first. Use a measure without the residual."
