@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.measure import Row
 from identikit.attention import sample as sampling
-from identikit.attention.captured import Place
+from identikit.attention.captured import RowIndex
 from identikit.attention.effective import effective_attention
 from identikit.attention.estimate import (
     BoundedRows,
@@ -70,7 +70,7 @@ class SolvedText:
     attention: EffectiveAttention
     groups: list[list[int]]
     whole: RowSample
-    place: dict[Place, int] = field(repr=False)
+    place: dict[RowIndex, int] = field(repr=False)
 
     @classmethod
     def of(cls, attention: EffectiveAttention, progress: Progress) -> "SolvedText":
@@ -85,10 +85,10 @@ class SolvedText:
         """Draw rows as `explain` does, on a clock on which each takes a second."""
         seconds = 0.0
 
-        def looked_up(_: Any, places: Sequence[Place], *others: Any, **limits: Any) -> BoundedRows:
+        def looked_up(_: Any, places: Sequence[RowIndex], *others: Any, **limits: Any) -> BoundedRows:
             nonlocal seconds
             seconds += len(places)
-            return self.whole.bounded.some(torch.tensor([self.place[place] for place in places]))
+            return self.whole.bounded.select(torch.tensor([self.place[place] for place in places]))
 
         clock = SimpleNamespace(monotonic=lambda: seconds)
         with patch.object(sampling, "bound_rows", looked_up), patch.object(sampling, "time", clock):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import identikit as ik
-from identikit.attention.certainty import ALL, GROUPS, _bin, drawn_places, frames, length_table
+from identikit.attention.certainty import ALL, GROUPS, _length_range, drawn_rows, frames, length_table
 from identikit.attention.dataset import AttentionOptions, attention_statistics, attention_tables
 from identikit.errors import InputError
 from identikit.runs import run as runs
@@ -123,26 +123,26 @@ def test_intervals_can_be_gathered_alone(tmp_path: Path):
 
 @given(st.tuples(*[st.integers(1, 6)] * 3), st.integers(1, 300) | st.just(ALL), st.integers(0, 5))
 def test_rows_are_drawn_once_each_and_in_order(shape: tuple[int, int, int], rows: int | str, seed: int):
-    places = drawn_places("a text", shape, rows, seed)
+    places = drawn_rows("a text", shape, rows, seed)
     total = shape[0] * shape[1] * shape[2]
     assert places == sorted({*places}) and len(places) == (total if rows == ALL else min(int(rows), total))
     assert all(0 <= part < size for place in places for part, size in zip(place, shape, strict=True))
-    assert places == drawn_places("a text", shape, rows, seed)
+    assert places == drawn_rows("a text", shape, rows, seed)
 
 
 def test_every_row_is_as_likely_as_any_other():
     counts = torch.zeros(3, 4, 5)
     for text in range(1000):
-        for place in drawn_places(str(text), (3, 4, 5), 12, 0):
+        for place in drawn_rows(str(text), (3, 4, 5), 12, 0):
             counts[place] += 1
     assert counts.sum() == 12_000 and counts.min() > 140 and counts.max() < 260  # 200, give or take 13
 
 
 @given(st.integers(1, 100_000))
-def test_lengths_fall_into_one_bin(tokens: int):
-    least, most = _bin(tokens)
-    assert least <= tokens <= most and _bin(least) == _bin(most) == (least, most)
-    assert least == 1 or _bin(least - 1)[1] == least - 1
+def test_lengths_fall_into_one_length_range(tokens: int):
+    least, most = _length_range(tokens)
+    assert least <= tokens <= most and _length_range(least) == _length_range(most) == (least, most)
+    assert least == 1 or _length_range(least - 1)[1] == least - 1
 
 
 @pytest.mark.parametrize("rows", [-1, "many", True])

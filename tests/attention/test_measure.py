@@ -11,8 +11,8 @@ import torch
 
 import identikit as ik
 from identikit.attention.layer import USUAL, Layer
-from identikit.attention.reading_result import AttentionMeasure
-from identikit.attention.readings import READINGS
+from identikit.attention.measure_kinds import MEASURE_KINDS
+from identikit.attention.measure_result import AttentionMeasure
 from identikit.attention.result import EffectiveAttention
 from identikit.attention.stream import stream_of, watched_run
 from identikit.maths import boxes
@@ -28,7 +28,7 @@ OUTER = ("globenc", "alti")
 STREAM = ("norm with residual", "norm after layer norm", *OUTER)
 READ = [
     (name, reading)
-    for name, reading in product(MODELS, READINGS)
+    for name, reading in product(MODELS, MEASURE_KINDS)
     if (name, reading)
     not in {("bert", "logit"), ("llama", "norm after layer norm"), ("gpt_oss", "norm after layer norm")}
 ]  # the others have no logits, or no norm there
@@ -51,7 +51,7 @@ def square(logits: torch.Tensor | None, hidden: torch.Tensor) -> torch.Tensor:
 
 @cache
 def measured(name: str, reading: str) -> AttentionMeasure:
-    target = {"target": square} if READINGS[reading].needs == "gradient" else {}
+    target = {"target": square} if MEASURE_KINDS[reading].needs == "gradient" else {}
     return ik.attention_measure(model_of(name), TEXT, reading, **target)
 
 
@@ -239,12 +239,12 @@ def test_the_reading_lies_in_its_range_and_ends_are_exact_or_say_that_they_are_n
     scale = float(found.upper.abs().max())
     assert found.exact == (reading not in OUTER) and ("outer bounds" in str(found)) != found.exact
     if found.exact:
-        assert found.gap.max() <= (1e-6 if READINGS[reading].joint else 1e-8) * max(1.0, scale)
+        assert found.gap.max() <= (1e-6 if MEASURE_KINDS[reading].joint else 1e-8) * max(1.0, scale)
     assert (found.certain_share >= 0).all() and (found.certain_share <= 1 + 1e-9).all()
     assert (found.upper - found.lower).max() > 1e-3  # something is free
     order = found.certain_order
     assert order.min() >= -1 and order.max() <= 5
-    if READINGS[reading].factor:
+    if MEASURE_KINDS[reading].factor:
         assert order.min() >= 0  # decided
 
 

@@ -119,12 +119,12 @@ def test_a_narrow_range_is_not_said_to_be_none(width: float, words: str):
 
 def test_texts_share_a_time_limit(monkeypatch: pytest.MonkeyPatch):
     limits = []
-    found = scores.scored
+    found = scores.text_scores
 
     def noted(captured, roles, bounding):
         limits.append(bounding.until - time.monotonic())
         return found(captured, roles, bounding)
 
-    monkeypatch.setattr(scores, "scored", noted)
+    monkeypatch.setattr(scores, "text_scores", noted)
     ik.head_scores(tiny.loaded("bert"), [TEXT, TEXT, TEXT], scores="previous", seconds=300)
     assert limits[0] <= 100 < limits[1] <= 150 < limits[2] <= 300

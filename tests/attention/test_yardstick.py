@@ -50,7 +50,7 @@ def test_shuffled_rows_are_bounded_exactly(family: str):
 def test_few_rows_give_no_yardstick():
     attention = ik.effective_attention(tiny.loaded("bert"), TEXT)
     sample = sample_rows(attention, [[0]], seconds=None, seed=0)
-    few = sample._replace(bounded=sample.bounded.some(torch.arange(159)))
+    few = sample._replace(bounded=sample.bounded.select(torch.arange(159)))
     assert shuffled_rows(attention, few, seed=0) is None
 
 
@@ -58,5 +58,5 @@ def test_the_order_in_which_rows_were_bounded_changes_nothing():
     attention = ik.effective_attention(tiny.loaded("bert"), TEXT)
     sample = sample_rows(attention, [[0]], seconds=None, seed=0)
     order = torch.randperm(len(sample.bounded.places), generator=torch.Generator().manual_seed(5))
-    other = sample._replace(bounded=sample.bounded.some(order))
+    other = sample._replace(bounded=sample.bounded.select(order))
     assert shuffled_rows(attention, other, seed=3) == shuffled_rows(attention, sample, seed=3)

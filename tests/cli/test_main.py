@@ -266,7 +266,7 @@ def test_refused_options_leave_nothing_behind(
 
 
 def test_a_place_that_cannot_be_written_to_is_told_first(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("identikit.attention.dataset.attend", mock.Mock(side_effect=AssertionError))
+    monkeypatch.setattr("identikit.attention.dataset.checked_attention", mock.Mock(side_effect=AssertionError))
     (tmp_path / "file").write_text("in the way")
     data = ["--data", saved / "texts.txt", "--model", saved / "model"]
     done = run("attention", *data, "--out", tmp_path / "file" / "under")

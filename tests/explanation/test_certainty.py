@@ -159,7 +159,7 @@ def drawn(sample: RowSample, seed: int, count: int) -> RowSample:
     order = sampling._random_order(torch.ones(3, 4, 16, dtype=torch.bool), seed)
     wanted = {place for places in order for place in places[:count]}
     chosen = torch.tensor([tuple(place) in wanted for place in sample.bounded.places.tolist()])
-    return some_of(sample, sample.bounded.some(chosen))
+    return some_of(sample, sample.bounded.select(chosen))
 
 
 def test_two_standard_errors_hold_the_truth(everything: RowSample, attention: Any):
@@ -232,7 +232,7 @@ def test_a_sample_in_time_draws_where_the_answer_is_open(attention: Any, everyth
     assert counts[0] < min(counts[1:]) and sum(counts) >= 40
     assert [len(left) for left in waiting] == [56 - count for count in counts]
     fresh = sampling._random_order(attention.null_dim > 0, 0)
-    none = some_of(everything, everything.bounded.some(torch.arange(0)))
+    none = some_of(everything, everything.bounded.select(torch.arange(0)))
     assert [sampling._drawn(fresh, none, 40)[0][0] for _ in range(3)] == [0, 1, 2]
 
 
@@ -299,7 +299,7 @@ def test_edges_that_are_named_are_the_largest_of_their_heads(everything: RowSamp
     rows = everything.bounded
     assert widths[0] == pytest.approx(float((rows.upper - rows.lower).max()))
     assert least_certain(some_of(everything, rows._replace(upper=rows.lower + 0.0009))) == []
-    assert least_certain(some_of(everything, rows.some(torch.arange(0)))) == []
+    assert least_certain(some_of(everything, rows.select(torch.arange(0)))) == []
 
 
 def test_a_head_whose_maps_agree_is_never_called_misleading(everything: RowSample):

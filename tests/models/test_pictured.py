@@ -11,8 +11,8 @@ from PIL import Image
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 import identikit as ik
-from identikit.attention.effective import captured_attention
-from identikit.attention.layer import EffectiveOptions
+from identikit.attention.captured import capture
+from identikit.attention.effective import attention_of
 from identikit.models.model import Model
 from identikit.models.partial_run import run_from
 from identikit.models.text_run import run_texts
@@ -270,9 +270,8 @@ def test_without_a_processor_only_texts_are_read(tmp_path: Path):
 def test_a_model_that_reads_images_wrong_is_refused():
     """The proof on the first text with images compares the tap with the model's own run."""
     model = pictured.loaded("llava")
-    read = captured_attention(
-        run_texts(model, (pictured.picture(), "w5"), layers=(0,))[0], EffectiveOptions(), layers=(0,), heads=(0,)
-    )
+    (text_run,) = run_texts(model, (pictured.picture(), "w5"), layers=(0,))
+    read = attention_of(capture(text_run, layers=(0,), heads=(0,)))
     assert read.raw.shape[-1] == len(read.tokens) and model.proof_with_images is model.proof
     broken = pictured.loaded("llava")
     tower = broken.hf.get_submodule("model.multi_modal_projector")

@@ -113,7 +113,7 @@ def test_a_second_run_only_draws(whole: Report, model: Model, data: str, monkeyp
     for name in ("run_experiment", "hidden_states"):
         monkeypatch.setattr(f"identikit.tokens.dataset.{name}", refuse)
     monkeypatch.setattr(inputs, "token_attribution", refuse)
-    monkeypatch.setattr("identikit.attention.dataset.attend", refuse)
+    monkeypatch.setattr("identikit.attention.dataset.checked_attention", refuse)
     monkeypatch.setattr("identikit.attribution.dataset.attribute", refuse)
     names = ("fig1a", "fig2a", "fig3a", "fig11", "fig14", "fig26", "collapse")
     assert reproduce.reproduce(model, plan(data, *names), whole.out).drawn == names

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load
 
 from identikit import attention_intervals, effective_attention, open_result, token_attribution
-from identikit.attention.reading_result import AttentionMeasure
+from identikit.attention.measure_result import AttentionMeasure
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.results.words import percent, weight
@@ -226,7 +226,7 @@ def test_a_long_text_keeps_the_largest_sources(monkeypatch: pytest.MonkeyPatch):
 
 def test_what_rests_on_drawn_rows_says_so(explanation: Any):
     """Of a page with few rows bounded, a head and a token have a range or an error, and their number of rows."""
-    some = explanation.bounded.bounded.some(torch.arange(0, len(explanation.bounded.bounded.places), 9))
+    some = explanation.bounded.bounded.select(torch.arange(0, len(explanation.bounded.bounded.places), 9))
     arrays, about = opened(packed(replace(explanation, bounded=explanation.bounded._replace(bounded=some))))
     exact = explanation.attention.intervals().certain_mass
     least, most = arrays["tokens.certain"].double()

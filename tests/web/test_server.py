@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load
 
 import identikit as ik
-from identikit.attention.readings import READINGS
+from identikit.attention.measure_kinds import MEASURE_KINDS
 from identikit.web.messages import Limits, ModelSource
 from identikit.web.server import serve
 from identikit.web.worker import Desk
@@ -61,7 +61,7 @@ def test_it_says_what_it_has(server: Served):
     assert found["limits"]["characters"] == 4000 and found["limits"]["waiting"] == 2
     assert found["sample"]["text"] and found["sample"]["pair"]
     offered = {measure["name"]: measure for measure in found["measures"]}
-    assert [*offered] == [*READINGS, "roles"] and offered["rollout"]["meaning"] == READINGS["rollout"].meaning
+    assert [*offered] == [*MEASURE_KINDS, "roles"] and offered["rollout"]["meaning"] == MEASURE_KINDS["rollout"].meaning
     assert [name for name, measure in offered.items() if measure["of_target"]] == ["gradient", "logit", "relevance"]
     assert server.health() | {"waiting": 0, "running": 0} == {
         "status": "ok", "version": ik.__version__, "waiting": 0, "running": 0, "workers": 2,
@@ -189,7 +189,11 @@ def test_the_description_names_every_route_and_its_errors(server: Served):
         ({"text": "w5", "probes": "exact"}, "invalid", "Extra inputs"),
         ({"text": "w5", "measures": ["zebra"]}, "input", "It has: attention, mean, rollout"),
         ({"text": "w5", "measures": "rollout"}, "invalid", "measures: Input should be a valid list"),
-        ({"text": "w5", "measures": [*READINGS][:5]}, "input", "names 5 measures, and this server reads at most 4"),
+        (
+            {"text": "w5", "measures": [*MEASURE_KINDS][:5]},
+            "input",
+            "names 5 measures, and this server reads at most 4",
+        ),
         ({"text": "w5", "measures": ["mean"], "target": "w9"}, "input", "Ask for one too: gradient, logit, relevance"),
         ({"text": "w5", "measures": ["gradient"], "target": 1.5}, "invalid", "target"),
         ([], "invalid", "the body"),

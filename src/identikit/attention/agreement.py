@@ -3,15 +3,16 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import combinations
 from typing import NamedTuple
 
 import torch
 
-from identikit.attention.effective import captured_attention
+from identikit.attention.captured import capture
 from identikit.attention.intervals import Bounding
 from identikit.attention.measure import MeasuredText
-from identikit.attention.reading_result import Agreement, AttentionMeasure
-from identikit.attention.readings import READINGS
+from identikit.attention.measure_kinds import MEASURE_KINDS
+from identikit.attention.measure_result import Agreement, AttentionMeasure
 from identikit.checks import call_user_function, function, is_collection, known_name, shortened
 from identikit.errors import InputError
 from identikit.maths.measures import mean_over_texts, ordered_share, rank_correlation
@@ -25,8 +26,8 @@ from identikit.results.source import StoredArrays
 from identikit.shapes import Bool, Float, Tensor
 from identikit.texts.text import is_text_list
 
-_SOURCES = 3  # fewer sources of a token have no ranking worth a correlation
-Given = str | Callable[[Model, object], object]
+_FEWEST_SOURCES = 3  # fewer sources of a token have no ranking worth a correlation
+MeasureOrFunction = str | Callable[[Model, object], object]
 
 
 @reporting
@@ -34,7 +35,7 @@ Given = str | Callable[[Model, object], object]
 def agreement(
     model: Model,
     texts: object,
-    measures: Sequence[Given] = ("mean", "norm", "rollout"),
+    measures: Sequence[MeasureOrFunction] = ("mean", "norm", "rollout"),
     *,
     target: object = None,
     seconds: float | int | None = None,
@@ -57,35 +58,34 @@ def agreement(
     """
     bounding = Bounding.checked(math.inf if seconds is None else seconds)
     progress = function("progress", progress)
-    named = named_measures(measures, tuple(READINGS))
+    requested = named_measures(measures, tuple(MEASURE_KINDS))
     model = checked_model(model)
-    read = run_texts(model, texts, layers=model.attention_layers, truncate=truncate)
-    parts = []
-    for place, reading in enumerate(read):
-        captured = captured_attention(reading).captured()
-        text = MeasuredText(captured, target, bounding.shared(len(read) - place).until)
+    text_runs = run_texts(model, texts, layers=model.attention_layers, truncate=truncate)
+    comparisons = []
+    for index, text_run in enumerate(text_runs):
+        share = bounding.shared(len(text_runs) - index)
+        measured = MeasuredText(capture(text_run), target, share.until)
         rankings = []
-        for name, given in named.items():
-            if isinstance(given, str):
-                rankings.append(ranking_of(text.overall(READINGS[given])))
+        for name, measure in requested.items():
+            if isinstance(measure, str):
+                rankings.append(ranking_of(measured.measure_all(MEASURE_KINDS[measure])))
             else:
-                rankings.append(of_function(name, given, reading))
-        parts.append(_compared(rankings))
-        progress("agreement, texts", place + 1, len(read))
-    names = tuple(named)
+                rankings.append(ranking_of_function(name, measure, text_run))
+        comparisons.append(_compare(rankings))
+        progress("agreement, texts", index + 1, len(text_runs))
+    correlations, shares, bounded = (torch.stack(arrays) for arrays in zip(*comparisons, strict=True))
     arrays: dict[str, Tensor] = {}
-    correlations, shares, bounded = (torch.stack(values) for values in zip(*parts, strict=True))
-    for array, values in (("correlation", correlations), ("determined", shares)):
-        arrays[array], error = mean_over_texts(values)
-        if len(read) > 1:
-            arrays[f"{array}_stderr"] = error
+    for name, numbers in (("correlation", correlations), ("determined", shares)):
+        arrays[name], error = mean_over_texts(numbers)
+        if len(text_runs) > 1:
+            arrays[f"{name}_stderr"] = error
     arrays["bounded_texts"] = bounded.sum(0)
-    dims = {array: ("measure", "other")[: part.ndim] for array, part in arrays.items()}
-    of = [reading.text for reading in read] if is_text_list(texts) else read[0].text
-    provenance = model.provenance(of, measures=names, target=None if target is None else shortened(target))
-    return Agreement(
-        (Axis("measure", names), Axis("other", names)), StoredArrays(arrays, dims), provenance, {"texts": len(read)}
-    )
+    dims = {name: ("measure", "other")[: array.ndim] for name, array in arrays.items()}
+    text = [text_run.text for text_run in text_runs] if is_text_list(texts) else text_runs[0].text
+    names = tuple(requested)
+    provenance = model.provenance(text, measures=names, target=None if target is None else shortened(target))
+    axes = (Axis("measure", names), Axis("other", names))
+    return Agreement(axes, StoredArrays(arrays, dims), provenance, {"texts": len(text_runs)})
 
 
 class Ranking(NamedTuple):
@@ -106,36 +106,38 @@ def ranking_of(measure: AttentionMeasure) -> Ranking:
     return Ranking(*(array.flatten(0, -3).mean(0) for array in arrays), bounded=bounded)
 
 
-def named_measures(measures: object, names: Sequence[str], taken: Sequence[str] = ()) -> dict[str, Given]:
+def named_measures(
+    measures: object, names: Sequence[str], reserved: Sequence[str] = ()
+) -> dict[str, MeasureOrFunction]:
     """Return the measures that were asked for by name or as functions, each under its name; no two share one."""
     several = [measures] if isinstance(measures, str) or callable(measures) else measures
     if not is_collection(several) or not len(several):
         raise InputError(f"measures={shortened(measures)} cannot be used: expected several names or functions.")
-    named: dict[str, Given] = {}
-    for given in several:
-        if not callable(given):
-            name = known_name("measures", given, names)
-            named[name] = name
+    requested: dict[str, MeasureOrFunction] = {}
+    for measure in several:
+        if not callable(measure):
+            name = known_name("measures", measure, names)
+            requested[name] = name
             continue
-        name = getattr(given, "__name__", "function")
-        if name in (*names, *taken) or named.get(name, given) is not given:
+        name = getattr(measure, "__name__", "function")
+        if name in (*names, *reserved) or requested.get(name, measure) is not measure:
             raise InputError(f"measures=: a function is called {name!r}, as another measure is. Rename it.")
-        named[name] = given
-    return named
+        requested[name] = measure
+    return requested
 
 
-def of_function(name: str, function: Callable[[Model, object], object], reading: TextRun) -> Ranking:
-    """Return what a function makes of a text, of which no range is known because no alternative moves it."""
-    found = call_user_function(f"measures=: {name}", function, reading.model, reading.text)
-    n = len(reading.tokens)
-    scores = _of_result(name, found) if isinstance(found, Result) else _real(name, found)
+def ranking_of_function(name: str, function: Callable[[Model, object], object], text_run: TextRun) -> Ranking:
+    """Return what a function makes of a text; its range is unknown, so it counts as the same in all alternatives."""
+    returned = call_user_function(f"measures=: {name}", function, text_run.model, text_run.text)
+    scores = _result_scores(name, returned) if isinstance(returned, Result) else _real_scores(name, returned)
+    n = len(text_run.tokens)
     if scores.shape != (n, n):
         raise InputError(f"{name} gave numbers of the shape {tuple(scores.shape)}, and ({n}, {n}) is expected.")
     numbers = scores.double().cpu()
     return Ranking(numbers, numbers, numbers)
 
 
-def _of_result(name: str, result: Result) -> Tensor:
+def _result_scores(name: str, result: Result) -> Tensor:
     """Return the first of a Result's main arrays as (output, input), of the last layer."""
     array = result.main[0]
     dims = result.source.dims[array]
@@ -148,33 +150,30 @@ def _of_result(name: str, result: Result) -> Tensor:
     return scores[(-1,) * (scores.ndim - 2)]
 
 
-def _real(name: str, found: object) -> Tensor:
+def _real_scores(name: str, returned: object) -> Tensor:
     with suppress(TypeError, ValueError, RuntimeError):
-        scores = torch.as_tensor(found).detach().to_dense().cpu()
+        scores = torch.as_tensor(returned).detach().to_dense().cpu()
         if not scores.is_complex():
             return scores
-    raise InputError(f"{name} gave {shortened(found)}: expected real numbers, or a Result.")
+    raise InputError(f"{name} gave {shortened(returned)}: expected real numbers, or a Result.")
 
 
-def _compared(
+def _compare(
     rankings: Sequence[Ranking],
 ) -> tuple[Float[Tensor, "measure other"], Float[Tensor, "measure"], Bool[Tensor, "measure"]]:
     """Return the correlation of each pair of rankings of a text, the determined share of each, and which are bounded.
 
     A ranking that was not bounded in time has no determined share: NaN.
     """
-    n = len(rankings[0].raw)
-    asked = ~torch.eye(n, dtype=torch.bool)
+    sources = ~torch.eye(len(rankings[0].raw), dtype=torch.bool)
     for ranking in rankings:
-        asked &= (ranking.upper != 0) | (ranking.lower != 0)  # what no measure rules out
-        asked &= ~ranking.raw.isnan()  # and what each has a number for
-    asked[asked.sum(-1) < _SOURCES] = False
-    count = len(rankings)
-    correlation = torch.eye(count, dtype=torch.float64)
-    for one in range(count):
-        for other in range(one):
-            value = rank_correlation(rankings[one].raw, rankings[other].raw, asked).nanmean()
-            correlation[one, other] = correlation[other, one] = value
-    shares = [ordered_share(ranking.lower, ranking.upper, asked).nanmean() for ranking in rankings]
+        sources &= (ranking.upper != 0) | (ranking.lower != 0)  # what no measure rules out
+        sources &= ~ranking.raw.isnan()  # and what each has a number for
+    sources[sources.sum(-1) < _FEWEST_SOURCES] = False
+    correlation = torch.eye(len(rankings), dtype=torch.float64)
+    for row, column in combinations(range(len(rankings)), 2):
+        mean = rank_correlation(rankings[row].raw, rankings[column].raw, sources).nanmean()
+        correlation[row, column] = correlation[column, row] = mean
+    shares = [ordered_share(ranking.lower, ranking.upper, sources).nanmean() for ranking in rankings]
     bounded = torch.tensor([ranking.bounded for ranking in rankings])
     return correlation, torch.stack(shares).masked_fill(~bounded, torch.nan), bounded

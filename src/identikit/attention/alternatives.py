@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from identikit.attention.effective import captured_attention
+from identikit.attention.captured import capture
+from identikit.attention.effective import attention_of
 from identikit.attention.interval_result import AlternativeAttention
 from identikit.attention.layer import Layer
 from identikit.attention.quantities import membership
@@ -54,9 +55,9 @@ def alternative_attention(
     model = checked_model(model)
     layers = model.select_layers(selected_index("layer", layer, model.n_layers))
     heads = (selected_index("head", head, model.n_heads),)
-    (reading,) = run_texts(model, text, layers=layers, truncate=truncate)
-    captured = captured_attention(reading, layers=layers, heads=heads)
-    row = captured.sel(layer=layers[0], head=heads[0], query=query)
+    (text_run,) = run_texts(model, text, layers=layers, truncate=truncate)
+    attention = attention_of(capture(text_run, layers=layers, heads=heads))
+    row = attention.sel(layer=layers[0], head=heads[0], query=query)
     if not row.axis("query").single:
         raise InputError(f"query={shortened(query)}: expected one position or token.")
     return alternative_of(row, toward=toward, end=end, direction=direction)
@@ -71,57 +72,58 @@ def alternative_of(
     if direction is not None and (toward is not None or end != FARTHER):
         raise InputError("alternative_attention takes toward= (and end=) or direction=, not both.")
     captured = attention.captured("alternative_of()")
-    at_layer, head, query = (attention.axis(name).source_indices[0] for name in ("layer", "head", "query"))
-    layer = captured.layers[at_layer]
+    layer_index, head, query = (attention.axis(name).source_indices[0] for name in ("layer", "head", "query"))
+    layer = captured.layers[layer_index]
     rows = layer.rows([(head, query)])
     n = len(attention.keys)
     if direction is None:
         other = _at_end(rows, attention.axis("key"), toward, end)
     else:
         other = _along(layer, rows, head, direction)
-    moved = other - rows.attention[0]
-    step = float(moved[:n].norm())
-    missed = float(layer.missed_by(moved[None], [(head, query)])[0])
-    change = attention.run_with(other[:n])
-    arrays = {"raw": rows.attention[0], "attention": other, "direction": moved / step if step else moved}
+    change = other - rows.attention[0]
+    step = float(change[:n].norm())
+    miss = float(layer.missed_by(change[None], [(head, query)])[0])
+    output_change = attention.run_with(other[:n])
+    arrays = {"raw": rows.attention[0], "attention": other, "direction": change / step if step else change}
     arrays = {name: array[None, None, None, :n] for name, array in arrays.items()}
     axes = tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in attention.axes)
-    asked = None if toward is None else list(attention.axis("key").sel(toward).values)
-    settings = {"query": query, "toward": asked if direction is None else "direction", "end": end}
+    toward_keys = None if toward is None else list(attention.axis("key").sel(toward).values)
+    settings = {"query": query, "toward": toward_keys if direction is None else "direction", "end": end}
+    facts = {"step": step, "output_change": list(output_change), "toward": toward_keys, "row_residual": miss}
     return AlternativeAttention(
         axes,
         StoredArrays(arrays, dict.fromkeys(arrays, ("layer", "head", "query", "key"))),
         replace(attention.provenance, settings=attention.provenance.settings | settings),
-        {**attention.about, "step": step, "output_change": list(change), "toward": asked, "row_residual": missed},
+        {**attention.about, **facts},
     )
 
 
-def _at_end(rows: Rows, keys: Axis, toward: Index, end: str) -> Float[Tensor, "key"]:
+def _at_end(rows: Rows, axis: Axis, toward: Index, end: str) -> Float[Tensor, "key"]:
     """Return the attention that takes the weight of some keys, or of the key that can move most, to an end."""
     if toward is None:
-        wanted = [int(_room(rows)[: len(keys)].argmax())]
+        keys = [int(_room(rows)[: len(axis)].argmax())]
     else:
-        wanted = [place for place in keys.sel(toward).values if bool(rows.visible[0, place])]
-    if not wanted:
+        keys = [key for key in axis.sel(toward).values if bool(rows.visible[0, key])]
+    if not keys:
         raise InputError(f"toward={shortened(toward)}: the query does not see this key (it is masked).")
-    objective = membership([wanted], rows.attention.shape[1]).to(rows.attention)
+    objective = membership([keys], rows.attention.shape[1]).to(rows.attention)
     vertices, failed = extreme_rows(rows, objective[None])
     if bool(failed[0]):
         raise IdentikitError("Looking for another attention: no solver ended. Please report this row.")
     ends = vertices[0, 0]
     if end != FARTHER:
         return ends[("lower", "upper").index(end)]
-    distance = (ends - rows.attention)[:, wanted].sum(-1).abs()
+    distance = (ends - rows.attention)[:, keys].sum(-1).abs()
     if float(distance.max()) >= SAME:
         return ends[int(distance.argmax())]
     if toward is not None and float(_room(rows).max()) >= SAME:
         raise InputError(
-            f"toward={shortened(toward)}: the output fixes this weight at {float(rows.attention[0, wanted].sum()):.3g},"
+            f"toward={shortened(toward)}: the output fixes this weight at {float(rows.attention[0, keys].sum()):.3g},"
             " though others can move. Choose another key, or leave toward= out."
         )
     raise InputError(
         "Looking for another attention: only the row's own attention gives this output (keys that it sees: "
-        f"{int(rows.visible[0, : len(keys)].sum())}). Choose a query that sees more keys, or another head."
+        f"{int(rows.visible[0, : len(axis)].sum())}). Choose a query that sees more keys, or another head."
     )
 
 
@@ -134,15 +136,15 @@ def _room(rows: Rows) -> Float[Tensor, "key"]:
 def _along(layer: Layer, rows: Rows, head: int, direction: Tensor) -> Float[Tensor, "key"]:
     """Return the attention farthest along a direction."""
     n = len(layer.tokens)
-    fitting = isinstance(direction, Tensor) and direction.shape == (n,) and direction.dtype != torch.bool
-    if not fitting or direction.is_complex() or not direction.isfinite().all():
+    fits = isinstance(direction, Tensor) and direction.shape == (n,) and direction.dtype != torch.bool
+    if not fits or direction.is_complex() or not direction.isfinite().all():
         raise InputError(
             f"direction={shortened(direction)} cannot be used: expected a tensor with a finite number for each of the "
             f"{n} keys."
         )
-    seen = rows.visible[0].nonzero()[:, 0]
+    visible = rows.visible[0].nonzero()[:, 0]
     polytopes = layer.polytopes
     values = F.pad(polytopes.values[head // layer.passed.group], (0, 0, 0, polytopes.sink))
-    along = F.pad(direction.to(rows.attention), (0, polytopes.sink))
-    moved = alternative(rows.attention[0, seen], values[seen], along[seen])
-    return torch.zeros_like(rows.attention[0]).index_put((seen,), moved)
+    direction = F.pad(direction.to(rows.attention), (0, polytopes.sink))
+    weights = alternative(rows.attention[0, visible], values[visible], direction[visible])
+    return torch.zeros_like(rows.attention[0]).index_put((visible,), weights)

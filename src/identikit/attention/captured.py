@@ -1,31 +1,41 @@
-"""The attention of one text as it was captured: computes what is asked of it, at the places that are asked for."""
+"""The attention of one text as it was captured: computes each measure lazily, only at the selected indices."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 
 import torch
 
-from identikit.attention.layer import At, HeadPlace, Layer
+from identikit.attention.layer import USUAL, At, EffectiveOptions, HeadRow, Layer
 from identikit.maths.polytope.rows import Rows, join_rows
 from identikit.models.isolation import standard_torch_state
 from identikit.models.taps.tap import AttentionCall
 from identikit.models.text_run import Change, TextRun
 from identikit.results.measure import Measure
-from identikit.shapes import Float, Int, Tensor
+from identikit.shapes import Float, Tensor
 
-Place = tuple[int, int, int]
-"""A row of attention: places of its layer, head and query."""
+RowIndex = tuple[int, int, int]
+"""Which row of attention: indices of its layer, head and query."""
 
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """A text that was read, layer by layer, and the measures that can be computed from it."""
+    """The captured attention of one text, layer by layer, and the measures that can be computed from it."""
 
     reading: TextRun
     layers: tuple[Layer, ...]
-    measures: Mapping[str, Measure]
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+
+    @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """Which layers these are, as the model counts them."""
+        return tuple(layer.call.layer for layer in self.layers)
+
+    @property
+    def head_numbers(self) -> tuple[int, ...]:
+        """Which heads of each layer these are, as the model counts them."""
+        return tuple(self.layers[0].heads.tolist())
 
     @property
     def dims(self) -> dict[str, tuple[str, ...]]:
@@ -33,58 +43,72 @@ class Captured:
         return {name: declared.axes for name, declared in self.measures.items()}
 
     @standard_torch_state()
-    def read(self, name: str, places: Mapping[str, Sequence[int]]) -> Tensor:
-        """Compute a measure at these places of its axes."""
+    def read(self, name: str, indices: Mapping[str, Sequence[int]]) -> Tensor:
+        """Compute a measure at these indices of its axes."""
         compute = self.measures[name].compute
         if compute is None:
             raise KeyError(name)
-        at = At(*(self.positions(places[axis]) for axis in ("head", "query", "key")))
-        return torch.stack([compute(self.layers[place], at) for place in places["layer"]])
+        at = self._at(indices)
+        return torch.stack([compute(self.layers[index], at) for index in indices["layer"]])
 
-    def positions(self, places: Sequence[int]) -> Int[Tensor, "chosen"]:
-        """Return places as a tensor where the model is."""
-        return torch.tensor(places, dtype=torch.long, device=self.layers[0].heads.device)
+    def _at(self, indices: Mapping[str, Sequence[int]]) -> At:
+        device = self.layers[0].heads.device
+        return At(*(torch.tensor(indices[axis], dtype=torch.long, device=device) for axis in ("head", "query", "key")))
 
     @standard_torch_state()
-    def change(self, places: Mapping[str, Sequence[int]], weights: Tensor | None = None) -> Change:
-        """Run the model with other attention at these places; return how much its output changed.
+    def change(self, indices: Mapping[str, Sequence[int]], weights: Tensor | None = None) -> Change:
+        """Run the model with other attention at these indices; return how much its output changed.
 
         It is effective attention, in whole rows, or these `weights` (layer, head, query, key) in place of the raw ones.
         """
-        at = At(*(self.positions(places[axis]) for axis in ("head", "query", "key")))
-        chosen = {self.layers[place].call.layer: order for order, place in enumerate(places["layer"])}
+        at = self._at(indices)
+        changed_layers = {self.layers[index].call.layer: order for order, index in enumerate(indices["layer"])}
 
-        def replaced(call: AttentionCall) -> Tensor | None:
-            if call.layer not in chosen:
+        def changed_output(call: AttentionCall) -> Tensor | None:
+            if call.layer not in changed_layers:
                 return None
-            order = chosen[call.layer]
-            layer = self.layers[places["layer"][order]]
+            order = changed_layers[call.layer]
+            layer = self.layers[indices["layer"][order]]
             if weights is None:
                 return layer.output_with_effective(call, at.heads, at.queries)
             return layer.output_with(call, weights[order], at)
 
-        return self.reading.changed_by(replaced)
+        return self.reading.changed_by(changed_output)
 
-    def rows(self, places: Sequence[Place], *, moving: bool = False) -> Rows:
+    def rows(self, row_indices: Sequence[RowIndex], *, moving: bool = False) -> Rows:
         """Return rows with the sets of attention that give them their outputs; see `Layer.rows`."""
-        return join_rows([self.layers[layer].rows(some, moving=moving) for layer, some in _by_layer(places)])
+        return join_rows([self.layers[layer].rows(rows, moving=moving) for layer, rows in _by_layer(row_indices)])
 
-    def effective_rows(self, places: Sequence[Place]) -> Float[Tensor, "row key"]:
+    def effective_rows(self, row_indices: Sequence[RowIndex]) -> Float[Tensor, "row key"]:
         """Return rows of effective attention in float64, those of a head together."""
-        return torch.cat([self.layers[layer].effective_rows(some) for layer, some in _by_layer(places)])
+        return torch.cat([self.layers[layer].effective_rows(rows) for layer, rows in _by_layer(row_indices)])
 
-    def largest_miss(self, places: Sequence[Place], rows: Rows) -> float:
-        """Return what attention in a row's set can miss its output by, at most; see `Layer.largest_miss`."""
+    def largest_miss(self, row_indices: Sequence[RowIndex], rows: Rows) -> float:
+        """Return how far attention in a row's set can miss its output at most; see `Layer.largest_miss`."""
         largest = 0.0
         start = 0
-        for layer, some in _by_layer(places):
-            part = rows.select(torch.arange(start, start + len(some), device=rows.group.device))
-            largest = max(largest, self.layers[layer].largest_miss(part, some))
-            start += len(some)
+        for layer, head_rows in _by_layer(row_indices):
+            stop = start + len(head_rows)
+            of_layer = rows.select(torch.arange(start, stop, device=rows.group.device))
+            largest = max(largest, self.layers[layer].largest_miss(of_layer, head_rows))
+            start = stop
         return largest
 
 
-def _by_layer(places: Sequence[Place]) -> Iterator[tuple[int, list[HeadPlace]]]:
+def capture(
+    text_run: TextRun,
+    options: EffectiveOptions = USUAL,
+    *,
+    layers: Collection[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> Captured:
+    """Take the attention of a text out of its run: these layers and heads, by default all. Nothing is solved yet."""
+    layers = text_run.calls if layers is None else layers
+    heads = range(text_run.model.n_heads) if heads is None else heads
+    return Captured(text_run, tuple(Layer.of(text_run, layer, heads, options) for layer in layers))
+
+
+def _by_layer(row_indices: Sequence[RowIndex]) -> Iterator[tuple[int, list[HeadRow]]]:
     """Yield the heads and queries of each layer; those of a layer stand together."""
-    for layer, some in groupby(places, key=itemgetter(0)):
-        yield layer, [(head, query) for _, head, query in some]
+    for layer, rows in groupby(row_indices, key=itemgetter(0)):
+        yield layer, [(head, query) for _, head, query in rows]

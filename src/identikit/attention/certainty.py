@@ -1,7 +1,7 @@
-"""How certain attention is over a dataset: rows drawn at random, bounded, and summed up by text, layer and head.
+"""How certain attention is over a dataset: rows are drawn at random, bounded, and summed by text, layer and head.
 
-A row's interval is the range of a weight over all alternatives; see `intervals`. Sums over the drawn
-rows of a text are kept by layer and head, so texts can be gathered in any order.
+A row's interval is the range of a weight over all alternatives; see `intervals`. Sums over the drawn rows of a text are
+kept by layer and head, so texts can be gathered in any order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from identikit.attention.captured import Place
+from identikit.attention.captured import RowIndex
 from identikit.attention.layer import Layer
 from identikit.attention.quantities import membership
 from identikit.attention.result import EffectiveAttention
-from identikit.attention.sample import ALL, bound_rows, drawn_places
+from identikit.attention.sample import ALL, bound_rows, drawn_rows
 from identikit.attention.token_types import token_types
 from identikit.checks import known_name, shortened, whole_number
 from identikit.errors import IdentikitError, InputError
@@ -28,7 +28,7 @@ GROUPS = ("special", "first", "cls", "sep", "punctuation")
 """The groups of keys: all special tokens; the first token; in models that are not causal, what opens a text and what
 separates or closes it; period and comma."""
 
-READ = ("rows", "free", "certain_mass", "strongest", "width", "certain", "undecided")
+ROW_NUMBERS = ("rows", "free", "certain_mass", "strongest", "width", "certain", "undecided")
 """What is summed over rows; `tables` says what each is."""
 
 WEIGHTS = ("raw", "effective", "lower", "upper")
@@ -41,49 +41,49 @@ def checked_rows(rows: object) -> int | str:
     raise InputError(f"intervals={shortened(rows)} cannot be used: expected a number of rows per text, or {ALL!r}.")
 
 
-def certainty(result: EffectiveAttention, rows: int | str, seed: int) -> dict[str, Tensor]:
-    """Bound rows of a text, and sum up what they say by layer and head.
+def certainty(attention: EffectiveAttention, rows: int | str, seed: int) -> dict[str, Tensor]:
+    """Bound rows of a text, and sum their numbers by layer and head.
 
-    - `row_sums`: the quantities `READ`, (layer, head, quantity)
+    - `row_sums`: the numbers `ROW_NUMBERS`, (layer, head, number)
     - `group_sums`: weight of groups of keys, (layer, head, group, weight), in the order of `GROUPS` and `WEIGHTS`
     - `value_size`: how large a group's values are, see `value_sizes`, (layer, head, group)
     - `group_keys`: how many keys each group has
     """
-    shape = (len(result.layers), len(result.heads), len(result.tokens))
-    places = drawn_places(result.provenance.text, shape, rows, seed)
-    groups = token_groups(result)
-    distinct = list(dict.fromkeys(tuple(keys) for keys in groups.values() if keys))  # equal groups are bounded once
-    bounded = bound_rows(result, places, distinct)
-    if len(bounded.places) < len(places):
-        raise IdentikitError(f"Bounding {len(places):,} rows: some have no bounds. Please report this text.")
+    shape = (len(attention.layers), len(attention.heads), len(attention.tokens))
+    row_indices = drawn_rows(attention.provenance.text, shape, rows, seed)
+    groups = list(token_groups(attention).values())
+    distinct = list(dict.fromkeys(tuple(keys) for keys in groups if keys))  # equal groups are bounded once
+    bounded = bound_rows(attention, row_indices, distinct)
+    if len(bounded.places) < len(row_indices):
+        raise IdentikitError(f"Bounding {len(row_indices):,} rows: some have no bounds. Please report this text.")
     raw, lower, upper = bounded.groups.unbind(1)
-    effective = bounded.effective @ membership(distinct, len(result.keys)).mT
+    effective = bounded.effective @ membership(distinct, len(attention.keys)).mT
     weights = torch.stack([raw, effective, lower, upper], dim=-1)  # row, group, weight
     absent = torch.zeros_like(weights[:, 0])
-    by_group = [weights[:, distinct.index(tuple(keys))] if keys else absent for keys in groups.values()]
-    sizes = [value_sizes(layer, [*groups.values()]) for layer in result.captured().layers]
-    strongest, place = bounded.attention.max(-1)
-    width = (bounded.upper - bounded.lower).gather(1, place[:, None])[:, 0]
+    by_group = [weights[:, distinct.index(tuple(keys))] if keys else absent for keys in groups]
+    strongest, key = bounded.attention.max(-1)
+    width = (bounded.upper - bounded.lower).gather(1, key[:, None])[:, 0]
     mass = bounded.lower.sum(-1).clamp(max=1.0)
-    of_rows = (torch.ones_like(mass), bounded.free, mass, strongest, width, bounded.order > 0, bounded.order < 0)
+    numbers = (torch.ones_like(mass), bounded.free, mass, strongest, width, bounded.order > 0, bounded.order < 0)
+    sizes = [value_sizes(layer, groups) for layer in attention.captured().layers]
     return {
-        "row_sums": _summed(torch.stack([number.double() for number in of_rows], dim=-1), places, shape),
-        "group_sums": _summed(torch.stack(by_group, dim=1), places, shape),
+        "row_sums": _sum_by_head(torch.stack([number.double() for number in numbers], dim=-1), row_indices, shape),
+        "group_sums": _sum_by_head(torch.stack(by_group, dim=1), row_indices, shape),
         "value_size": torch.stack(sizes).cpu(),
-        "group_keys": torch.tensor([len(keys) for keys in groups.values()]),
+        "group_keys": torch.tensor(list(map(len, groups))),
     }
 
 
-def token_groups(result: EffectiveAttention) -> dict[str, list[int]]:
+def token_groups(attention: EffectiveAttention) -> dict[str, list[int]]:
     """Return the positions of each of the `GROUPS`; a group that the text does not have has none."""
-    types = token_types(result.captured().reading.model.tokenizer, result.keys)
+    types = token_types(attention.captured().reading.model.tokenizer, attention.keys)
     groups: dict[str, list[int]] = {name: [] for name in GROUPS}
     groups["first"] = [0]
-    for place, (kind, special) in enumerate(zip(types, result.text_of("key")["special"], strict=True)):
+    for position, (kind, special) in enumerate(zip(types, attention.text_of("key")["special"], strict=True)):
         if special:
-            groups["special"].append(place)
-        if kind == "punctuation" or (kind in GROUPS and not result.about["causal"]):
-            groups[kind].append(place)
+            groups["special"].append(position)
+        if kind == "punctuation" or (kind in GROUPS and not attention.about["causal"]):
+            groups[kind].append(position)
     return groups
 
 
@@ -100,18 +100,18 @@ def value_sizes(layer: Layer, groups: Sequence[Sequence[int]]) -> Float[Tensor, 
     through = torch.linalg.qr(layer.projection.double().mT, mode="r").R.mT
     lengths = (values @ through).norm(dim=-1)
     sizes = lengths.new_full((len(lengths), len(groups)), torch.nan)
-    for at, keys in enumerate(groups):
-        others = sorted({*range(lengths.shape[1])} - {*keys})
-        if keys and others:
-            usual = lengths[:, others].quantile(0.5, dim=-1)
-            sizes[:, at] = torch.where(usual > 0, lengths[:, list(keys)].mean(-1) / usual, torch.nan)
+    for group, keys in enumerate(groups):
+        other_keys = sorted({*range(lengths.shape[1])} - {*keys})
+        if keys and other_keys:
+            usual = lengths[:, other_keys].quantile(0.5, dim=-1)
+            sizes[:, group] = torch.where(usual > 0, lengths[:, list(keys)].mean(-1) / usual, torch.nan)
     return sizes
 
 
-def _summed(numbers: Tensor, places: Sequence[Place], shape: tuple[int, int, int]) -> Tensor:
+def _sum_by_head(numbers: Tensor, row_indices: Sequence[RowIndex], shape: tuple[int, int, int]) -> Tensor:
     layers, heads, _ = shape
     sums = torch.zeros(layers * heads, *numbers.shape[1:], dtype=torch.float64)
-    sums.index_add_(0, torch.tensor([layer * heads + head for layer, head, _ in places]), numbers.double().cpu())
+    sums.index_add_(0, torch.tensor([layer * heads + head for layer, head, _ in row_indices]), numbers.double().cpu())
     return sums.unflatten(0, (layers, heads))
 
 
@@ -125,37 +125,36 @@ def frames(numbers: Mapping[str, Tensor]) -> dict[str, "DataFrame"]:
 
 def _intervals(numbers: Mapping[str, Tensor]) -> "DataFrame":
     sums = numbers["row_sums"]
-    at = sums[..., 0].nonzero()
-    columns = _means(sums[tuple(at.mT)].mT)
+    heads = sums[..., 0].nonzero()  # text, layer, head: those that rows were drawn from
+    columns = _means(sums[tuple(heads.mT)].mT)
     for count in ("rows", "free", "undecided"):
         columns[count] = columns[count].long()
-    return _tidy(numbers, at, columns)
+    return _tidy(numbers, heads, columns)
 
 
 def _groups(numbers: Mapping[str, Tensor]) -> "DataFrame":
     rows = numbers["row_sums"][..., 0]
-    layers, heads = rows.shape[1:]
-    there = numbers["group_keys"][:, None, None] > 0
-    at = there.expand(-1, layers, heads, -1).nonzero()
-    count = rows[tuple(at[:, :3].mT)]
-    weights = (numbers["group_sums"][tuple(at.mT)] / count[:, None]).mT  # NaN where no row was drawn
+    has_keys = (numbers["group_keys"] > 0)[:, None, None]
+    indices = has_keys.expand(-1, *rows.shape[1:], -1).nonzero()  # text, layer, head, group
+    count = rows[tuple(indices[:, :3].mT)]
+    weights = (numbers["group_sums"][tuple(indices.mT)] / count[:, None]).mT  # NaN where no row was drawn
     columns = {"rows": count.long(), **dict(zip(WEIGHTS, weights, strict=True))}
-    frame = _tidy(numbers, at[:, :3], columns | {"value_size": numbers["value_size"][tuple(at.mT)]})
-    frame.insert(4, "group", [GROUPS[group] for group in at[:, 3].tolist()])
+    frame = _tidy(numbers, indices[:, :3], columns | {"value_size": numbers["value_size"][tuple(indices.mT)]})
+    frame.insert(4, "group", [GROUPS[group] for group in indices[:, 3].tolist()])
     return frame
 
 
-def _tidy(numbers: Mapping[str, Tensor], at: Tensor, columns: Mapping[str, Tensor]) -> "DataFrame":
+def _tidy(numbers: Mapping[str, Tensor], heads: Tensor, columns: Mapping[str, Tensor]) -> "DataFrame":
     from pandas import DataFrame
 
-    text, layer, head = at.mT
+    text, layer, head = heads.mT
     axes = {"text": text, "tokens": numbers["tokens"][text], "layer": numbers["layers"][layer], "head": head}
     return DataFrame({name: column.numpy() for name, column in (axes | dict(columns)).items()})
 
 
-def _means(sums: Float[Tensor, "quantity place"]) -> dict[str, Tensor]:
+def _means(sums: Float[Tensor, "number place"]) -> dict[str, Tensor]:
     """Return sums over rows as means, but counts as they are; `certain` is a share of the rows that are decided."""
-    means: dict[str, Tensor] = dict(zip(READ, sums, strict=True))
+    means: dict[str, Tensor] = dict(zip(ROW_NUMBERS, sums, strict=True))
     for name in ("certain_mass", "strongest", "width"):
         means[name] = means[name] / means["rows"]
     means["certain"] = means["certain"] / (means["rows"] - means["undecided"])  # NaN where there are none
@@ -173,26 +172,26 @@ def _by_length(numbers: Mapping[str, Tensor]) -> "DataFrame":
     columns |= {name: means[name].long() for name in ("rows", "undecided")}
     columns |= {f"first_{name}": column for name, column in zip(WEIGHTS, first, strict=True)}
     frame = DataFrame({name: column.numpy() for name, column in columns.items()})
-    bins = [_bin(int(tokens)) for tokens in numbers["tokens"]]
-    frame = frame.assign(tokens_from=[least for least, _ in bins], tokens_to=[most for _, most in bins])
-    by = frame.groupby(["tokens_from", "tokens_to"])
-    table = by.size().to_frame("texts").assign(rows=by["rows"].sum(), tokens=by["tokens"].mean())
+    ranges = [_length_range(int(tokens)) for tokens in numbers["tokens"]]
+    frame = frame.assign(tokens_from=[least for least, _ in ranges], tokens_to=[most for _, most in ranges])
+    by_length = frame.groupby(["tokens_from", "tokens_to"])
+    table = by_length.size().to_frame("texts").assign(rows=by_length["rows"].sum(), tokens=by_length["tokens"].mean())
     for name in columns:
         if name == "undecided":
-            table[name] = by[name].sum()
+            table[name] = by_length[name].sum()
         elif name not in ("rows", "tokens"):
-            table[name] = by[name].mean()
-            table[f"{name}_error"] = by[name].sem()
+            table[name] = by_length[name].mean()
+            table[f"{name}_error"] = by_length[name].sem()
     return table.reset_index()
 
 
-def _bin(tokens: int) -> tuple[int, int]:
+def _length_range(tokens: int) -> tuple[int, int]:
     """Return the least and the greatest length that is counted with this one: up to 16, 24, 32, 48, 64, 96, 128, …."""
     edges = [0, 16, 24]
     while edges[-1] < tokens:
         edges.append(2 * edges[-2])
-    last = next(at for at, edge in enumerate(edges) if edge >= tokens)
-    return edges[last - 1] + 1, edges[last]
+    upper = next(index for index, edge in enumerate(edges) if edge >= tokens)
+    return edges[upper - 1] + 1, edges[upper]
 
 
 _MEANS = {
@@ -219,8 +218,8 @@ def length_table(frame: "DataFrame") -> Table:
         Column("free rows", decimals(2), "right", "free\nrows"),
     ]
     for name in _MEANS:
-        form = mean_and_error(3 if name == "first effective" else 2)
-        columns.append(Column(name, form, heading=name.replace(" ", "\n")))
+        digits = 3 if name == "first effective" else 2
+        columns.append(Column(name, mean_and_error(digits), heading=name.replace(" ", "\n")))
     rows = []
     for row in frame.to_dict("records"):
         means = [(row[name], row[f"{name}_error"]) for name in _MEANS.values()]

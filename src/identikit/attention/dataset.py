@@ -3,16 +3,17 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from identikit.attention import certainty
-from identikit.attention.effective import attend
+from identikit.attention.effective import checked_attention
 from identikit.attention.layer import EffectiveOptions
-from identikit.attention.proofs import Asked, ProofDraft
+from identikit.attention.proofs import ProofDraft, RowStep
 from identikit.attention.result import EffectiveAttention
-from identikit.attention.sample import drawn_places
+from identikit.attention.sample import drawn_rows
 from identikit.attention.tables import ATTENTION, OF_HEADS
 from identikit.attention.token_types import type_sums, types_table
 from identikit.checks import random_seed, whole_number
@@ -20,7 +21,7 @@ from identikit.models.model import Model
 from identikit.models.text_run import run_texts
 from identikit.progress import Progress
 from identikit.results.measure import Measure
-from identikit.results.table import texts_table
+from identikit.results.table import texts_table, tidy_frame
 from identikit.runs.run import Numbers, Run, Stored, together
 from identikit.runs.store import PROOF, write_tables
 from identikit.shapes import Tensor
@@ -104,19 +105,19 @@ class AttentionOptions(EffectiveOptions):
 
 @dataclass(frozen=True)
 class AttentionJob:
-    """Reads the attention of texts: everything, or with `only_intervals` what rows are bounded by."""
+    """Reads the attention of texts: everything, or with `only_intervals` only the bounds of rows."""
 
     options: AttentionOptions
     only_intervals: bool = False
 
     @property
     def what(self) -> str:
-        """What is counted."""
+        """What is counted, for showing progress."""
         return f"{'attention intervals' if self.only_intervals else 'effective attention'}, tokens"
 
     @property
     def stored(self) -> dict[str, Stored]:
-        """What is kept of each text, and what is summed over texts."""
+        """What is stored of each text, and what is summed over texts."""
         stored = {"tokens": _COUNT}
         if not self.only_intervals:
             stored |= {name: column.stored for name, column in _COLUMNS.items()} | _SUMMED
@@ -128,31 +129,31 @@ class AttentionJob:
         """Return a sum of products that grow with the length and with its square."""
         return length * (length + 256.0)
 
-    def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
-        """Return what is read from each text."""
+    def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
+        """Return the numbers of each text, and what is summed over texts."""
         options = self.options
         layers = model.attention_layers
-        texts = run_texts(model, task, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
-        tokens = torch.tensor([len(text.tokens) for text in texts])
+        text_runs = run_texts(model, task, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
+        tokens = torch.tensor([len(text_run.tokens) for text_run in text_runs])
         rows: list[dict[str, Tensor]] = []
-        for text, done in zip(texts, tokens.cumsum(0).tolist(), strict=True):
-            numbers = self._read(attend(text, options))
-            rows.append({name: part.cpu() for name, part in numbers.items()})
-            progress(self.what, done, int(tokens.sum()))
-        gathered = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if name not in _SUMMED}
-        return {"tokens": tokens, **gathered, **self.merged(rows)}
+        for text_run, done in zip(text_runs, tokens.cumsum(0).tolist(), strict=True):
+            numbers = self._numbers_of(checked_attention(text_run, options))
+            rows.append({name: array.cpu() for name, array in numbers.items()})
+            told(self.what, done, int(tokens.sum()))
+        by_text = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if name not in _SUMMED}
+        return {"tokens": tokens, **by_text, **self.merged(rows)}
 
     def merged(self, parts: Sequence[Numbers]) -> Numbers:
         """Return what is summed over texts."""
         return {name: torch.stack([part[name] for part in parts]).sum(0) for name in _SUMMED if name in parts[0]}
 
-    def _read(self, result: EffectiveAttention) -> dict[str, Tensor]:
+    def _numbers_of(self, attention: EffectiveAttention) -> dict[str, Tensor]:
         numbers: dict[str, Tensor] = {}
         if self.options.intervals:
-            numbers |= certainty.certainty(result, self.options.intervals, self.options.seed)
+            numbers |= certainty.certainty(attention, self.options.intervals, self.options.seed)
         if not self.only_intervals:
-            numbers |= {name: column.read(result) for name, column in _COLUMNS.items()}
-            sums, queries = type_sums(result)
+            numbers |= {name: column.read(attention) for name, column in _COLUMNS.items()}
+            sums, queries = type_sums(attention)
             numbers |= {"type_sums": (sums * _UNIT).round().long(), "type_texts": (queries > 0).long()}
         return numbers
 
@@ -181,20 +182,24 @@ def _write_proofs(model: Model, texts: list[Text], run: Run, options: AttentionO
     for number, text in enumerate(texts):
         name = PROOF.format(number)
         if not run.store.has(name):
-            (reading,) = run_texts(
+            (text_run,) = run_texts(
                 model, [text], layers=layers, truncate=options.truncate, max_tokens=options.max_tokens
             )
-            run.store.write(name, _rows_proof(attend(reading, options), options.proofs, options.seed))
+            proof = _rows_proof(checked_attention(text_run, options), options.proofs, options.seed)
+            run.store.write(name, proof)
 
 
 def _rows_proof(attention: EffectiveAttention, rows: int, seed: int) -> bytes:
     """Return a proof of every edge of so many rows of a text, which are drawn at random, as a file."""
-    captured = attention.captured()
     layers, heads, queries, keys = attention.axes
+    shape = (len(layers), len(heads), len(queries))
     draft = ProofDraft()
-    for place in drawn_places(attention.provenance.text, (len(layers), len(heads), len(queries)), rows, seed):
-        row = f"L{layers.values[place[0]]}H{heads.values[place[1]]} {queries.name_of(place[2])}"
-        draft.bound(captured, [Asked(place, [(at, 1.0)], f"{row} → {keys.name_of(at)}") for at in range(len(keys))])
+    for layer, head, query in drawn_rows(attention.provenance.text, shape, rows, seed):
+        row = f"L{layers.values[layer]}H{heads.values[head]} {queries.name_of(query)}"
+        edges = [
+            RowStep((layer, head, query), [(key, 1.0)], f"{row} → {keys.name_of(key)}") for key in range(len(keys))
+        ]
+        draft.bound(attention.captured(), edges)
     return draft.content(asdict(attention.provenance))
 
 
@@ -206,15 +211,13 @@ def attention_statistics(
     `layers` are the numbers of the layers that attend.
     """
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
-    most = 1 if options.intervals else together(model)  # rows are bounded on the CPU, which takes longest
-    numbers = run.texts(model, AttentionJob(options, only_intervals), texts, encoded, most=most)
+    together_at_most = 1 if options.intervals else together(model)  # rows are bounded on the CPU, which takes longest
+    numbers = run.texts(model, AttentionJob(options, only_intervals), texts, encoded, most=together_at_most)
     return {"layers": torch.tensor(model.attention_layers), **numbers}
 
 
 def frames(numbers: dict[str, Tensor]) -> dict[str, "DataFrame"]:
     """Return what `attention_statistics` gathered as tables."""
-    from pandas import MultiIndex
-
     by_table: dict[str, dict[str, Tensor]] = {}
     for name, column in _COLUMNS.items():
         by_table.setdefault(column.table, {})[column.name] = numbers[name]
@@ -223,8 +226,5 @@ def frames(numbers: dict[str, Tensor]) -> dict[str, "DataFrame"]:
     for table, columns in by_table.items():
         shape = next(iter(columns.values())).shape
         axes = {"text": range(shape[0]), "layer": layers, "head": range(shape[-1])}
-        names = [*axes][: len(shape)]
-        frame = MultiIndex.from_product([axes[name] for name in names], names=names).to_frame(index=False)
-        frame.insert(1, "tokens", numbers["tokens"].numpy()[frame["text"]])
-        tables[table] = frame.assign(**{name: column.flatten().numpy() for name, column in columns.items()})
+        tables[table] = tidy_frame(dict(islice(axes.items(), len(shape))), columns, numbers["tokens"])
     return tables | {"types": types_table(numbers["type_sums"] / _UNIT, numbers["type_texts"].double(), layers)}

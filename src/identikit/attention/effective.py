@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from identikit.attention.captured import Captured
+from identikit.attention.captured import Captured, capture
 from identikit.attention.layer import USUAL, EffectiveOptions, Layer
 from identikit.attention.precision import computed_in, warn_of
 from identikit.attention.result import EffectiveAttention
@@ -60,102 +60,89 @@ def effective_attention(
     progress = function("progress", progress)
     several = is_text_list(text)
     model, text = model_and_texts(model, text, attention, target, generate, truncate=truncate, max_tokens=max_tokens)
-    wanted_layers = model.select_layers(layers)
-    wanted_heads = selected_indices("head", heads, model.n_heads)
+    layers = model.select_layers(layers)
+    heads = selected_indices("head", heads, model.n_heads)
     results = []
-    texts = run_texts(model, text, layers=wanted_layers, truncate=truncate, max_tokens=max_tokens)
-    for reading in texts:
-        results.append(attend(reading, options, layers=wanted_layers, heads=wanted_heads))
-        progress("effective attention, texts", len(results), len(texts))
+    text_runs = run_texts(model, text, layers=layers, truncate=truncate, max_tokens=max_tokens)
+    for text_run in text_runs:
+        results.append(checked_attention(text_run, options, layers=layers, heads=heads))
+        progress("effective attention, texts", len(results), len(text_runs))
     return Results(results) if several else results[0]
 
 
-def attend(
-    reading: TextRun,
-    options: EffectiveOptions = USUAL,
-    *,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-) -> EffectiveAttention:
-    """Compute the effective attention of a text that was read, as `captured_attention` does; warn of what is wrong."""
-    result = captured_attention(reading, options, layers=layers, heads=heads)
-    warn_of(result.captured().layers, tolerance=options.tolerance, stacklevel=3)
-    return result
-
-
-def attend_while(
-    going: Callable[[int], bool], reading: TextRun, options: EffectiveOptions, *, layers: Sequence[int]
-) -> EffectiveAttention:
-    """Compute the effective attention of layers in this order, all heads and whole maps, for as long as `going`.
-
-    `going` is asked after each layer, with how many are done. Layers that are not reached are left out.
-    """
-    heads = tuple(range(reading.model.n_heads))
-    taken: dict[int, Layer] = {}
-    for layer in layers:
-        taken[layer] = Layer.of(reading, layer, heads, options)
-        warn_of([taken[layer]], tolerance=options.tolerance, stacklevel=3)
-        _ = taken[layer].received
-        if not going(len(taken)):
-            break
-    return _captured(reading, options, dict(sorted(taken.items())), heads)
-
-
-def captured_attention(
-    reading: TextRun,
-    options: EffectiveOptions = USUAL,
-    *,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-) -> EffectiveAttention:
-    """Return the attention of a text that was read, of all layers that were read and all heads unless some are named.
-
-    Nothing is solved before it is asked for.
-    """
-    layers = tuple(reading.calls) if layers is None else layers
-    heads = tuple(range(reading.model.n_heads)) if heads is None else heads
-    return _captured(reading, options, {at: Layer.of(reading, at, heads, options) for at in layers}, heads)
-
-
-def recaptured(attention: EffectiveAttention, wanted: str, given: Mapping[str, Any]) -> Captured:
-    """Return what was captured of the selected layers and heads; `wanted` names the call, which takes nothing else."""
-    captured = attention.captured(wanted)
-    for name, value in given.items():
-        if value is not None:
-            raise InputError(
-                f"{wanted}: {name}= does not go with attention in the model's place, which is of one text already. "
-                "Select its layers and heads with sel()."
-            )
-    layer, head, query, key = attention.axes
-    if query.tokens != captured.reading.tokens or key.tokens != captured.reading.keys:
-        raise InputError(f"{wanted} reads whole rows: select layers and heads of the attention, not queries or keys.")
-    layers = [captured.layers[place] for place in layer.source_indices]
-    if len(head) < len(layers[0].heads):
-        layers = [Layer.of(captured.reading, each.call.layer, head.values, each.options) for each in layers]
-    return replace(captured, layers=tuple(layers))
-
-
-def _captured(
-    reading: TextRun, options: EffectiveOptions, of_layers: Mapping[int, Layer], heads: Sequence[int]
-) -> EffectiveAttention:
-    layers = tuple(of_layers)
-    taken = tuple(of_layers.values())
-    captured = Captured(reading, taken, EffectiveAttention.measures)
-    provenance = reading.model.provenance(
-        reading.text,
+def attention_of(captured: Captured) -> EffectiveAttention:
+    """Return captured attention as a Result; its arrays are computed when they are read."""
+    text_run = captured.reading
+    model = text_run.model
+    first = captured.layers[0]
+    options = first.options
+    side = {} if model.decoder_attention is None else {"attention": model.decoder_attention}
+    provenance = model.provenance(
+        text_run.text,
         bias=options.bias,
         mass=options.mass,
         tolerance=options.tolerance,
-        outputs_computed_in=str(computed_in(taken[0].call)).removeprefix("torch."),
-        layers=layers,
-        heads=heads,
-        **({} if reading.model.decoder_attention is None else {"attention": reading.model.decoder_attention}),
+        outputs_computed_in=str(computed_in(first.call)).removeprefix("torch."),
+        layers=captured.layer_numbers,
+        heads=captured.head_numbers,
+        **side,
     )
     axes = (
-        Axis("layer", tuple(layers)),
-        Axis("head", tuple(heads)),
-        Axis("query", tuple(range(len(reading.tokens))), reading.tokens),
-        Axis("key", tuple(range(len(reading.keys))), reading.keys),
+        Axis("layer", captured.layer_numbers),
+        Axis("head", captured.head_numbers),
+        Axis("query", tuple(range(len(text_run.tokens))), text_run.tokens),
+        Axis("key", tuple(range(len(text_run.keys))), text_run.keys),
     )
-    about = reading.about | {"d_value": reading.model.d_value, "causal": reading.causal}
-    return EffectiveAttention(axes, captured, provenance, about)
+    about = text_run.about | {"d_value": model.d_value, "causal": text_run.causal}
+    source = replace(captured, measures=EffectiveAttention.measures)
+    return EffectiveAttention(axes, source, provenance, about)
+
+
+def checked_attention(
+    text_run: TextRun,
+    options: EffectiveOptions = USUAL,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> EffectiveAttention:
+    """Return the attention of a text as `capture` takes it, and warn where effective attention is not to be trusted."""
+    captured = capture(text_run, options, layers=layers, heads=heads)
+    warn_of(captured.layers, tolerance=options.tolerance, stacklevel=3)
+    return attention_of(captured)
+
+
+def attend_while(
+    keep_going: Callable[[int], bool], text_run: TextRun, options: EffectiveOptions, *, layers: Sequence[int]
+) -> EffectiveAttention:
+    """Compute effective attention layer by layer, all heads and whole maps, until `keep_going` returns False.
+
+    It is called after each layer, with how many are done. Layers that are not reached are left out.
+    """
+    computed: list[Layer] = []
+    for number in layers:
+        layer = Layer.of(text_run, number, range(text_run.model.n_heads), options)
+        computed.append(layer)
+        warn_of([layer], tolerance=options.tolerance, stacklevel=3)
+        _ = layer.received
+        if not keep_going(len(computed)):
+            break
+    computed.sort(key=lambda layer: layer.call.layer)
+    return attention_of(Captured(text_run, tuple(computed)))
+
+
+def selected_capture(attention: EffectiveAttention, caller: str, other_arguments: Mapping[str, Any]) -> Captured:
+    """Return what was captured of the selected layers and heads; `caller` is named where more than these is given."""
+    captured = attention.captured(caller)
+    for name, value in other_arguments.items():
+        if value is not None:
+            raise InputError(
+                f"{caller}: {name}= does not go with attention in the model's place, which is of one text already. "
+                "Select its layers and heads with sel()."
+            )
+    layer_axis, head_axis, query_axis, key_axis = attention.axes
+    if query_axis.tokens != captured.reading.tokens or key_axis.tokens != captured.reading.keys:
+        raise InputError(f"{caller} reads whole rows: select layers and heads of the attention, not queries or keys.")
+    layers = [captured.layers[index] for index in layer_axis.source_indices]
+    if len(head_axis) < len(captured.head_numbers):
+        layers = [Layer.of(captured.reading, layer.call.layer, head_axis.values, layer.options) for layer in layers]
+    return replace(captured, layers=tuple(layers))

@@ -1,7 +1,7 @@
-"""What bounded rows say of all rows of a layer or a head: an estimate with its error, and what is known for certain.
+"""What bounded rows tell about all rows of a layer or a head: an estimate with its error, and what is certain.
 
-A row that is not free is known as it is. Of free rows some were bounded, drawn at random; each of the others may have
-any value from 0 to 1.
+A row that is not free is known. Of free rows some were bounded, drawn at random; each of the others may have any value
+from 0 to 1.
 """
 
 import math
@@ -17,8 +17,8 @@ from identikit.results.files import tensor_file
 from identikit.results.words import ShareEstimate, counted, estimate
 from identikit.shapes import Bool, Float, Int, Tensor
 
-_IMAGINED = 2.0  # rows of value 0, and as many of value 1, that the variance counts beside those that were drawn
-_FEW = 8.0  # how fast the variance grows where few rows are known, or few are not
+_PRIOR_ROWS = 2.0  # of value 0, and as many of value 1, that the variance counts beside those that were drawn
+_SMALL_SAMPLE = 8.0  # how fast the variance grows where few rows are known, or few are not
 
 
 class BoundedRows(NamedTuple):
@@ -44,9 +44,9 @@ class BoundedRows(NamedTuple):
         """Whether the strongest edge is the strongest in every alternative; NaN: not decided."""
         return strongest_certain(self.order)
 
-    def some(self, chosen: Tensor) -> "BoundedRows":
-        """Return the chosen rows."""
-        return BoundedRows(*(part[chosen] for part in self))
+    def select(self, rows: Tensor) -> "BoundedRows":
+        """Return some of the rows, on the CPU."""
+        return BoundedRows(*(array.cpu()[rows] for array in self))
 
 
 class RowSample(NamedTuple):
@@ -71,8 +71,8 @@ class RowSample(NamedTuple):
         bounded = BoundedRows(*(tensors[name] for name in BoundedRows._fields))
         return cls(int(tensors["rows"]), tensors["free rows"], bounded)
 
-    def of_layer(self, layer: int, values: Float[Tensor, "row"]) -> Float[Tensor, "some"]:
-        """Return the values of a layer's rows that are known."""
+    def of_layer(self, layer: int, values: Float[Tensor, "row"]) -> Float[Tensor, "known"]:
+        """Return the known values of a layer's rows."""
         return values[(self.bounded.places[:, 0] == layer) & ~values.isnan()]
 
 
@@ -91,10 +91,10 @@ class Mean(NamedTuple):
     free: Int[Tensor, "*place"]
 
     def ends(self) -> tuple[Float[Tensor, "*place"], Float[Tensor, "*place"]]:
-        """Return from where to where it is: within two standard errors, and within what is known for certain."""
-        reach = (2 * self.stderr).nan_to_num(torch.inf)
+        """Return the ends of two standard errors to either side, no farther than what is certain."""
+        margin = (2 * self.stderr).nan_to_num(torch.inf)
         mean = self.mean.nan_to_num(0.5)
-        return torch.maximum(self.least, mean - reach), torch.minimum(self.most, mean + reach)
+        return torch.maximum(self.least, mean - margin), torch.minimum(self.most, mean + margin)
 
     def overall(self) -> "Mean":
         """Return the mean over the layers, each of which has as many rows as any other.
@@ -107,48 +107,50 @@ class Mean(NamedTuple):
 
     def words(self, form: Callable[[float], str]) -> list[str]:
         """Write each one with its error, or as a range, and how many free rows it rests on where that is not all."""
-        least, most = (end.flatten().tolist() for end in self.ends())
-        numbers = zip(self.mean.flatten().tolist(), self.stderr.flatten().tolist(), least, most, strict=True)
+        shares = zip(*(array.flatten().tolist() for array in (self.mean, self.stderr, *self.ends())), strict=True)
         counts = zip(self.rows.flatten().tolist(), self.free.flatten().tolist(), strict=True)
-        said = []
-        for number, (rows, free) in zip(numbers, counts, strict=True):
-            share = estimate(form)(ShareEstimate(*number))
-            said.append(share if rows == free else f"{share} ({rows:,} of {counted(free, 'free row')} bounded)")
-        return said
+        words = []
+        for share, (rows, free) in zip(shares, counts, strict=True):
+            written = estimate(form)(ShareEstimate(*share))
+            words.append(written if rows == free else f"{written} ({rows:,} of {counted(free, 'free row')} bounded)")
+        return words
 
 
-def estimated(known: Float[Tensor, "*place"], values: Sequence[Tensor], free: Int[Tensor, "*place"], rows: int) -> Mean:
+def estimated(
+    known_sums: Float[Tensor, "*place"], values: Sequence[Tensor], free: Int[Tensor, "*place"], rows: int
+) -> Mean:
     r"""Estimate means over `rows` rows, from the sum of those that are not free and some `values` of those that are.
 
     $$\hat\mu = \frac{S + F \bar x}{N}, \qquad
     \widehat{se}^2 = \frac{F^2}{N^2} \Bigl(1 - \frac{m}{F}\Bigr)
     \frac{\tilde p - \tilde q^2}{m} \Bigl(1 + \frac{8}{\min(m, F - m)}\Bigr)$$
 
-    with $N$ rows, $F$ of them free, $S$ the sum of the others (argument `known`), $m$ free rows bounded, and $\bar x$
-    the mean of their values, which are 0 to 1. $\tilde p$ and $\tilde q$ are the means of $x^2$ and $x$ with two more
-    rows of 0 and two of 1, so that rows which agree do not make a mean certain; the last factor is for few rows. The
-    truth is within two standard errors in at least 93 % of draws: a test computes it for shares and simulates the rest.
+    with $N$ rows, $F$ of them free, $S$ the sum of the others (argument `known_sums`), $m$ free rows bounded, and
+    $\bar x$ the mean of their values, which are 0 to 1. $\tilde p$ and $\tilde q$ are the means of $x^2$ and $x$ with
+    two more rows of 0 and two of 1, so that rows which agree do not make a mean certain; the last factor is for few
+    rows. The truth is within two standard errors in at least 93 % of draws: a test computes it for shares and simulates
+    the rest.
     """
-    columns = []
-    for fixed, x, count in zip(known.flatten().tolist(), values, free.flatten().tolist(), strict=True):
-        m = len(x)
+    estimates = []
+    for known_sum, x, free_rows in zip(known_sums.flatten().tolist(), values, free.flatten().tolist(), strict=True):
+        bounded = len(x)
         total = float(x.sum())
-        least = (fixed + total) / rows
-        if m == count:
-            columns.append((least, 0.0, least, least))
+        least = (known_sum + total) / rows
+        if bounded == free_rows:
+            estimates.append((least, 0.0, least, least))
             continue
         mean = error = math.nan
-        if m:
-            more = m + 2 * _IMAGINED
-            variance = (float(x.square().sum()) + _IMAGINED) / more - ((total + _IMAGINED) / more) ** 2
-            few = 1 + _FEW / min(m, count - m)
-            mean = (fixed + count * total / m) / rows
-            error = count / rows * math.sqrt((1 - m / count) * max(0.0, variance) / m * few)
-        columns.append((mean, error, least, (fixed + total + count - m) / rows))
-    made = torch.tensor(columns, dtype=torch.float64).reshape(-1, 4).mT.unflatten(1, known.shape)
-    counts = torch.tensor([len(x) for x in values]).reshape(known.shape)
-    mean, stderr, least, most = made
-    return Mean(mean, stderr, least, most, counts, free)
+        if bounded:
+            count = bounded + 2 * _PRIOR_ROWS
+            variance = (float(x.square().sum()) + _PRIOR_ROWS) / count - ((total + _PRIOR_ROWS) / count) ** 2
+            small_sample = 1 + _SMALL_SAMPLE / min(bounded, free_rows - bounded)
+            missing_share = 1 - bounded / free_rows
+            mean = (known_sum + free_rows * total / bounded) / rows
+            error = free_rows / rows * math.sqrt(missing_share * max(0.0, variance) / bounded * small_sample)
+        estimates.append((mean, error, least, (known_sum + total + free_rows - bounded) / rows))
+    numbers = torch.tensor(estimates, dtype=torch.float64).reshape(-1, 4).mT.unflatten(1, known_sums.shape)
+    counts = torch.tensor([len(x) for x in values]).reshape(known_sums.shape)
+    return Mean(*numbers, counts, free)
 
 
 def mean_by_layer(sample: RowSample, values: Float[Tensor, "row"], fixed: Sequence[float] | float) -> Mean:
@@ -175,15 +177,16 @@ def certain_rows(attention: EffectiveAttention, bounded: BoundedRows) -> Float[T
 
 def mean_by_head(certain: Float[Tensor, "layer head query"], free: Bool[Tensor, "layer head query"]) -> Mean:
     """Estimate the mean over each head's rows; its free rows were drawn at random, and some are not known (NaN)."""
-    drawn = [row[some & ~row.isnan()] for row, some in zip(certain.flatten(0, 1), free.flatten(0, 1), strict=True)]
-    return estimated(certain.masked_fill(free, 0.0).sum(-1), drawn, free.sum(-1), certain.shape[-1])
+    bounded = free & ~certain.isnan()
+    values = [row[known] for row, known in zip(certain.flatten(0, 1), bounded.flatten(0, 1), strict=True)]
+    return estimated(certain.masked_fill(free, 0.0).sum(-1), values, free.sum(-1), certain.shape[-1])
 
 
 def mean_by_token(certain: Float[Tensor, "layer head query"], free: Bool[Tensor, "layer head query"]) -> Mean:
-    """Return what is known of the mean over each token's rows: as not all layers are drawn alike, only its ends."""
-    known = certain.nan_to_num(0.0).sum((0, 1))
+    """Return what is known of the mean over each token's rows: only its ends, as layers are not drawn alike."""
+    known_sum = certain.nan_to_num(0.0).sum((0, 1))
     missing = certain.isnan().sum((0, 1))
     rows = certain[..., 0].numel()
-    count = free.sum((0, 1))
-    mean = (known / rows).masked_fill(missing > 0, torch.nan)
-    return Mean(mean, mean * 0, known / rows, (known + missing) / rows, count - missing, count)
+    free_rows = free.sum((0, 1))
+    mean = (known_sum / rows).masked_fill(missing > 0, torch.nan)
+    return Mean(mean, mean * 0, known_sum / rows, (known_sum + missing) / rows, free_rows - missing, free_rows)

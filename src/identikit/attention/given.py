@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import torch
 
-from identikit.attention.effective import attend
+from identikit.attention.effective import checked_attention
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import is_collection, is_unicode, real_number, shortened
 from identikit.errors import InputError
@@ -139,7 +139,7 @@ def attention_from(
     model = TensorModel(name, _digest(value, query, key, given, seen, projection), value, projection, causal, side)
     visible = {at: visible_keys(each) for at, each in calls.items()}
     reading = TextRun(cast("Model", model), texts, list(texts.tokens[0]), calls, visible, None)  # pyright: ignore
-    result = attend(reading)
+    result = checked_attention(reading)
     unknown = _NEEDS_MODEL if given is None else _NEEDS_MODEL | _NEEDS_KEYS
     known = {name: each for name, each in EffectiveAttention.measures.items() if name not in unknown}
     return replace(result, source=replace(result.captured(), measures=known))

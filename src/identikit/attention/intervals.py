@@ -4,15 +4,16 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 import torch.nn.functional as F
 
-from identikit.attention.captured import Captured, Place
-from identikit.attention.effective import captured_attention
+from identikit.attention.captured import Captured, RowIndex, capture
+from identikit.attention.effective import attention_of
 from identikit.attention.interval_result import AttentionIntervals
 from identikit.attention.proofs import Provable, edge_claims
-from identikit.attention.quantities import TOP, asked_of, membership
+from identikit.attention.quantities import TOP, membership, requested_quantities
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, known_name, real_number
 from identikit.errors import InputError
@@ -31,8 +32,8 @@ from identikit.shapes import Float, Tensor
 from identikit.texts.text import is_text_list
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
-_TIMED = 31  # rows that say how long all will take: the first can wait for other work on the machine
-_ROWS = ("layer", "head", "query")
+_TIMED_ROWS = 31  # how many tell how long all will take: the first can wait for other work on the machine
+_ROW_AXES = ("layer", "head", "query")
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class Bounding:
 
     @classmethod
     def checked(cls, seconds: float | int | None, method: str = "exact", epsilon: float = 0.0) -> "Bounding":
-        """Return how intervals are to be found, for so many seconds from now, or say what cannot be used.
+        """Return how intervals are to be found, for so many seconds from now, or refuse what cannot be used.
 
-        By itself, "auto" is exact, unless the output may move: then the set is not a polytope.
+        "auto" is exact, unless the output may move: then the set of alternatives is not a polytope.
         """
         known_name("method", method, ("auto", "exact", "certified"))
         epsilon = real_number("epsilon", epsilon, least=0, below=1)
@@ -65,7 +66,7 @@ class Bounding:
         return cls(method, epsilon, None if limit is None else time.monotonic() + limit)
 
     def shared(self, texts: int) -> "Bounding":
-        """Return it with a text's share of the time that is left of the limit; the next so many texts share it."""
+        """Return it with one text's share of the remaining time, which the next so many texts share."""
         if self.until is None:
             return self
         now = time.monotonic()
@@ -73,7 +74,7 @@ class Bounding:
 
 
 def checked_seconds(seconds: float | int | None) -> float | None:
-    """Return a limit of time in seconds; None: there is none."""
+    """Return a time limit in seconds; None: there is none."""
     return None if seconds is None else real_number("seconds", seconds, above=0, most=math.inf)
 
 
@@ -123,14 +124,12 @@ def attention_intervals(
     layers = model.select_layers(layer)
     heads = selected_indices("head", head, model.n_heads)
     results = []
-    texts = run_texts(model, text, layers=layers, truncate=truncate)
-    for reading in texts:
-        captured = captured_attention(reading, layers=layers, heads=heads)
-        selected = captured.sel(layer=layer, head=head, query=query)
-        limited = bounding.shared(len(texts) - len(results))
-        results.append(
-            intervals_of(selected, key=key, groups=groups, weights=weights, bounding=limited, progress=progress)
-        )
+    text_runs = run_texts(model, text, layers=layers, truncate=truncate)
+    for text_run in text_runs:
+        attention = attention_of(capture(text_run, layers=layers, heads=heads))
+        rows = attention.sel(layer=layer, head=head, query=query)
+        share = bounding.shared(len(text_runs) - len(results))
+        results.append(intervals_of(rows, key=key, groups=groups, weights=weights, bounding=share, progress=progress))
     return Results(results) if is_text_list(text) else results[0]
 
 
@@ -144,111 +143,117 @@ def intervals_of(
     bounding: Bounding,
     progress: Progress = silent,
 ) -> AttentionIntervals:
-    """Bound the selected rows of attention that was captured; see `attention_intervals`."""
+    """Bound the selected rows of captured attention; see `attention_intervals`."""
     captured = attention.captured("intervals()")
+    last_axis, wanted, members = requested_quantities(attention, key, groups, weights)
+    axes = (*(attention.axis(name) for name in _ROW_AXES), last_axis)
+    row_indices = list(product(*(axis.source_indices for axis in axes[:3])))
+    image_keys = _image_keys(attention) if wanted.top else None
+    with_images = wanted if image_keys is None else wanted._replace(objectives=image_keys)
+    rows, bounds = bounds_of(captured, row_indices, with_images, bounding=bounding, progress=progress)
     n = len(attention.keys)
-    last, wanted, members = asked_of(attention, key, groups, weights)
-    axes = (*(attention.axis(name) for name in _ROWS), last)
-    layers, heads, queries = (axis.source_indices for axis in axes[:3])
-    places = [(layer, head, query) for layer in layers for head in heads for query in queries]
-    images = _of_images(attention) if wanted.top else None
-    asked = wanted if images is None else wanted._replace(objectives=images)
-    rows, bounds = bounds_of(captured, places, asked, bounding=bounding, progress=progress)
-    own = rows.attention[:, :n]
-    raw = own if wanted.objectives is None else (own[:, None] @ wanted.all_objectives(rows).mT)[:, 0]
+    weights_of_keys = rows.attention[:, :n]
+    raw = weights_of_keys
+    if wanted.objectives is not None:
+        raw = (weights_of_keys[:, None] @ wanted.all_objectives(rows).mT)[:, 0]
     arrays = {"raw": raw, "lower": bounds.lower, "upper": bounds.upper, "gap": bounds.gap}
-    rounding = _rounding(captured)
+    dtype = captured.layers[0].call.value.dtype
+    rounding = torch.finfo(dtype).eps if dtype in (torch.bfloat16, torch.float16) else 0.0
     if rounding and not bounding.epsilon:
-        room = Bounding("certified", rounding, math.inf if bounding.until is None else bounding.until)
-        _, wide = bounds_of(captured, places, wanted, bounding=room, progress=progress)
-        arrays |= {"rounded_lower": wide.lower, "rounded_upper": wide.upper}
-    arrays = {name: array[:, list(last.source_indices)] for name, array in arrays.items()}
+        rounded = Bounding("certified", rounding, math.inf if bounding.until is None else bounding.until)
+        _, wide_bounds = bounds_of(captured, row_indices, wanted, bounding=rounded, progress=progress)
+        arrays |= {"rounded_lower": wide_bounds.lower, "rounded_upper": wide_bounds.upper}
+    arrays = {name: array[:, list(last_axis.source_indices)] for name, array in arrays.items()}
     if wanted.top:
         arrays |= {"certain_mass": bounds.lower[:, :n].sum(-1), "certain_order": bounds.order}
-    if images is not None:
-        arrays |= {"image_raw": own @ images[0].to(own)}
+    if image_keys is not None:
+        arrays |= {"image_raw": weights_of_keys @ image_keys[0].to(weights_of_keys)}
         arrays |= {"image_lower": bounds.lower[:, n], "image_upper": bounds.upper[:, n]}
-    dims = {name: (*_ROWS, last.name)[: 2 + array.ndim] for name, array in arrays.items()}
-    shape = [len(axis) for axis in axes[:3]]
-    whole = {name: array.unflatten(0, shape) for name, array in arrays.items()}
-    held = Provable(whole, dims, edge_claims(captured, places, wanted, bounding.epsilon))
+    dims = {name: (*_ROW_AXES, last_axis.name)[: 2 + array.ndim] for name, array in arrays.items()}
+    arrays = {name: array.unflatten(0, [len(axis) for axis in axes[:3]]) for name, array in arrays.items()}
     about = {
         "method": bounding.method,
         "epsilon": bounding.epsilon,
         "rounding": rounding,
-        "row_residual": captured.largest_miss(places, rows),
+        "row_residual": captured.largest_miss(row_indices, rows),
         "unresolved": int((rows.free & ~rows.resolved[rows.group]).sum()),
     }
     about |= {"groups": members} if members else {}
     return AttentionIntervals(
         tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes),
-        held,
+        Provable(arrays, dims, edge_claims(captured, row_indices, wanted, bounding.epsilon)),
         attention.provenance,
         {**attention.about, **about},
     )
 
 
-def _of_images(attention: EffectiveAttention) -> Float[Tensor, "1 key"] | None:
+def _image_keys(attention: EffectiveAttention) -> Float[Tensor, "1 key"] | None:
     """Return which keys are tokens of images, as numbers; None: there are none."""
     if not attention.about.get("images"):
         return None
-    positions = [place for places in image_regions(attention).values() for place in places]
+    positions = [position for region in image_regions(attention).values() for position in region]
     return membership([positions], len(attention.tokens))
 
 
 def bounds_of(
-    captured: Captured, places: Sequence[Place], wanted: Question, *, bounding: Bounding, progress: Progress = silent
+    captured: Captured,
+    row_indices: Sequence[RowIndex],
+    wanted: Question,
+    *,
+    bounding: Bounding,
+    progress: Progress = silent,
 ) -> tuple[Rows, Bounds]:
-    """Bound rows anywhere in captured attention: places of layer, head and query, with all rows of a head together.
+    """Bound any rows of captured attention, given with all rows of a head together.
 
     Returns the rows, with a learned sink as their last key, and the bounds of what is wanted of the text's tokens: of
     all keys, if any, then of objectives.
     """
-    limit = math.inf if bounding.until is None else bounding.until
+    deadline = math.inf if bounding.until is None else bounding.until
     started = time.monotonic()
     if bounding.until != math.inf:
         compile_solver(captured.layers[0].heads.device)
-        compiling = time.monotonic() - started  # that does not count
+        compiling = time.monotonic() - started  # which does not count
         started += compiling
-        limit += compiling
-    rows = captured.rows(places, moving=bounding.epsilon > 0)
+        deadline += compiling
+    rows = captured.rows(row_indices, moving=bounding.epsilon > 0)
     n = len(captured.reading.keys)
     if bounding.epsilon:
         rows = rows._replace(free=rows.visible.sum(-1) > 1)  # the output may move, so every such row can
     sink = rows.attention.shape[1] - n  # one more key, which is not an edge
     keys = None if wanted.keys is None else F.pad(wanted.keys, (0, sink))
     objectives = None if wanted.objectives is None else F.pad(wanted.objectives, (0, sink))
-    asked = Question(keys, objectives, wanted.top, min(limit, wanted.until))
-    bounds = trivial_bounds(rows, asked)
+    padded = Question(keys, objectives, wanted.top, min(deadline, wanted.until))
+    bounds = trivial_bounds(rows, padded)
     free = rows.free.nonzero()[:, 0]
     done = 0
-    exact = bounding.method == "exact"
     repeatable = bounding.until == math.inf
-    for some in portions_in_time(free, limit, first=FIRST_PORTION[free.device.type], repeatable=repeatable):
-        portion = rows.select(some), asked.select(some)
-        solved = exact_bounds(*portion) if exact else certified_bounds(*portion, epsilon=bounding.epsilon)
-        for whole, part in zip(bounds, solved, strict=True):
-            whole[some] = part.to(whole)
-        done += len(some)
-        now = time.monotonic()
-        expected = (now - started) / done * len(free)
-        timed = done >= _TIMED or now - started > LONGEST_SECONDS / 20
-        if bounding.until is None and timed and expected > LONGEST_SECONDS:
-            raise InputError(
-                f"Intervals of {len(free):,} rows of {n} tokens would take about {expected / 60:.0f} minutes. Select "
-                "some rows (layer=, head=, query=), or set a limit with seconds=."
-            )
-        progress("attention intervals, rows", int(some[-1]) + 1, len(places))
+    for portion in portions_in_time(free, deadline, first=FIRST_PORTION[free.device.type], repeatable=repeatable):
+        solved = _solve(rows.select(portion), padded.select(portion), bounding)
+        for array, values in zip(bounds, solved, strict=True):
+            array[portion] = values.to(array)
+        done += len(portion)
+        elapsed = time.monotonic() - started
+        if bounding.until is None and (done >= _TIMED_ROWS or elapsed > LONGEST_SECONDS / 20):
+            _refuse_long(elapsed / done * len(free), len(free), n)
+        progress("attention intervals, rows", int(portion[-1]) + 1, len(row_indices))
     if done == len(free):
-        progress("attention intervals, rows", len(places), len(places))
+        progress("attention intervals, rows", len(row_indices), len(row_indices))
     if sink and keys is not None:
-        kept = [at for at in range(bounds.lower.shape[1]) if at != n]
-        bounds = Bounds(bounds.lower[:, kept], bounds.upper[:, kept], bounds.gap[:, kept], bounds.order)
+        without_sink = [key for key in range(bounds.lower.shape[1]) if key != n]
+        bounds = Bounds(*(array[:, without_sink] for array in bounds[:3]), bounds.order)
     bounds.lower.masked_fill_(bounds.lower == 0, 0.0)  # -0.0 is 0
     return rows, bounds._replace(order=bounds.order.minimum(rows.visible[:, :n].sum(-1)).clamp(max=TOP))
 
 
-def _rounding(captured: Captured) -> float:
-    """Return by which share of its norm rounding may move the output of a model in half precision; 0 in others."""
-    dtype = captured.layers[0].call.value.dtype
-    return torch.finfo(dtype).eps if dtype in (torch.bfloat16, torch.float16) else 0.0
+def _solve(rows: Rows, wanted: Question, bounding: Bounding) -> Bounds:
+    if bounding.method == "exact":
+        return exact_bounds(rows, wanted)
+    return certified_bounds(rows, wanted, epsilon=bounding.epsilon)
+
+
+def _refuse_long(expected_seconds: float, rows: int, tokens: int) -> None:
+    if expected_seconds > LONGEST_SECONDS:
+        raise InputError(
+            f"Intervals of {rows:,} rows of {tokens} tokens would take about {expected_seconds / 60:.0f} minutes. "
+            "Select some rows (layer=, head=, query=), or set a limit with seconds=."
+        )

@@ -43,8 +43,8 @@ class EffectiveOptions:
 
 USUAL = EffectiveOptions()
 
-HeadPlace = tuple[int, int]
-"""A row of a layer: places of its head and query."""
+HeadRow = tuple[int, int]
+"""Which row of a layer: indices of its head and query."""
 
 
 class At(NamedTuple):
@@ -156,12 +156,12 @@ class Layer:
         """Return effective attention of chosen heads, queries and keys."""
         return maths.effective_rows(self.factors, heads, queries, keys, raw=self.raw)
 
-    def effective_rows(self, places: Sequence[HeadPlace]) -> Float[Tensor, "row key"]:
+    def effective_rows(self, places: Sequence[HeadRow]) -> Float[Tensor, "row key"]:
         """Return rows of effective attention by head and query, those of a head together, in float64."""
         parts = [self.effective(head, queries, slice(None))[0] for head, queries in self._by_head(places)]
         return torch.cat(parts).double()
 
-    def _by_head(self, places: Sequence[HeadPlace]) -> Iterator[tuple[Int[Tensor, "1"], Int[Tensor, "row"]]]:
+    def _by_head(self, places: Sequence[HeadRow]) -> Iterator[tuple[Int[Tensor, "1"], Int[Tensor, "row"]]]:
         """Yield each head and its queries; places of a head stand together."""
         for head, some in groupby(places, key=itemgetter(0)):
             queries = [query for _, query in some]
@@ -325,7 +325,7 @@ class Layer:
         values = self.passed.values.to(dtype)
         return Polytopes.of(values, self.seen, self.passed_rank[:: self.passed.group], sink=self.call.sink is not None)
 
-    def rows(self, places: Sequence[HeadPlace], *, moving: bool = False) -> Rows:
+    def rows(self, places: Sequence[HeadRow], *, moving: bool = False) -> Rows:
         """Return rows by head and query, those of a head together, each with the attention that gives the same output.
 
         With `moving`, the output may move, and rows know how far each direction moves it. Rows are in float64 and sum
@@ -342,7 +342,7 @@ class Layer:
         queries = torch.tensor([query for _, query in places], device=self.heads.device)
         return self.polytopes.rows(heads, queries, attention, self._lengths(places) if moving else None)
 
-    def _lengths(self, places: Sequence[HeadPlace]) -> Lengths:
+    def _lengths(self, places: Sequence[HeadRow]) -> Lengths:
         """Return the lengths of each row's output: of its head, or of the row itself where a gate multiplies it."""
         heads = dict.fromkeys(head for head, _ in places)
         through = [maths.length_factor_of_head(self.passed, self.projection, head) for head in heads]
@@ -356,7 +356,7 @@ class Layer:
         ]
         return Lengths(torch.stack(gated), range(len(places)))
 
-    def missed_by(self, moved: Float[Tensor, "row key"], places: Sequence[HeadPlace]) -> Float[Tensor, "row"]:
+    def missed_by(self, moved: Float[Tensor, "row key"], places: Sequence[HeadRow]) -> Float[Tensor, "row"]:
         """Return how far changes of rows move their outputs, as `row_residual` has it; a sink moves nothing."""
         heads, queries = torch.tensor(places, device=moved.device).mT
         missing = moved.new_zeros(len(moved))
@@ -367,7 +367,7 @@ class Layer:
             missing[rows] = (moved[rows, : len(values)].to(values) @ values @ through).norm(dim=-1)
         return torch.where(missing == 0, 0.0, missing / self.recomputed.size[heads, queries])
 
-    def largest_miss(self, rows: Rows, places: Sequence[HeadPlace]) -> float:
+    def largest_miss(self, rows: Rows, places: Sequence[HeadRow]) -> float:
         """Return how much of an output the bases do not hold, at most: what attention in a row's set can miss it by."""
         outside = rows.attention.clone()
         for group, some in rows.by_group():

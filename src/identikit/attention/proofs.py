@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from identikit import proof
-from identikit.attention.captured import Captured, Place
-from identikit.attention.readings import READINGS
+from identikit.attention.captured import Captured, RowIndex
+from identikit.attention.measure_kinds import MEASURE_KINDS
 from identikit.attention.walk import Walk
 from identikit.checks import is_path, shortened
 from identikit.errors import InputError
@@ -36,10 +36,10 @@ Entry = tuple[int, float] | tuple[int, float, int]
 """A key's number in an objective, or a factor and the step whose quantity it multiplies; see `identikit.proof`."""
 
 
-class Asked(NamedTuple):
-    """What is asked of a row: the row's place, the objective, and what the claim is called, if it is one."""
+class RowStep(NamedTuple):
+    """A step to prove: the ends of an objective over a row. With a name, it is a claim."""
 
-    place: Place
+    row: RowIndex
     objective: list[Entry]
     name: str | None = None
 
@@ -70,37 +70,38 @@ class ProofDraft:
     steps: list[dict[str, Any]] = field(default_factory=list)
     gap: float = -math.inf
     residual: float = 0.0
-    _value_places: dict[Hashable, int] = field(default_factory=dict)
-    _row_places: dict[Hashable, int] = field(default_factory=dict)
-    _read: list[Any] = field(default_factory=list)
+    _value_indices: dict[Hashable, int] = field(default_factory=dict)
+    _row_indices: dict[Hashable, int] = field(default_factory=dict)
+    _exact_values: list[list[list[Fraction]]] = field(default_factory=list)
+    _exact_rows: list[Any] = field(default_factory=list)
     _ends: list[tuple[Fraction, Fraction]] = field(default_factory=list)
-    _matrices: list[list[list[Fraction]]] = field(default_factory=list)
 
-    def bound(self, captured: Captured, asked: Sequence[Asked]) -> list[int]:
-        """Bound what is asked of rows of a text, those of a layer and of a head together; return the steps."""
-        if not asked:
+    def bound(self, captured: Captured, steps: Sequence[RowStep]) -> list[int]:
+        """Prove steps about rows of a text, those of a layer and of a head together; return their numbers."""
+        if not steps:
             return []
-        rows = captured.rows([wish.place for wish in asked])
-        values = [self._values(captured, wish.place) for wish in asked]
+        rows = captured.rows([step.row for step in steps])
+        values = [self._values(captured, step.row) for step in steps]
         ends = torch.zeros(2, *rows.attention.shape, dtype=torch.float64)
-        for at, wish in enumerate(asked):
-            for key, factor, *step in wish.objective:
+        for index, step in enumerate(steps):
+            for key, factor, *earlier in step.objective:
                 for side, name in enumerate(("lower", "upper")):
-                    ends[side, at, key] += factor * (self.steps[step[0]][name] if step else 1.0)
+                    ends[side, index, key] += factor * (self.steps[earlier[0]][name] if earlier else 1.0)
         proposed = propose_ends(rows, [value for _, value in values], *ends)
         weights = rows.attention.cpu()
         visible = rows.visible.cpu()
-        steps = []
-        for at, wish in enumerate(asked):
-            keys = visible[at].nonzero()[:, 0].tolist()
-            row = self._row(captured, wish.place, values[at][0], keys, weights[at, keys].tolist())
-            seen = set(keys)
-            step = {"row": row, "objective": [list(entry) for entry in wish.objective if entry[0] in seen]}
-            step |= dict(zip(("lower_dual", "upper_dual"), proposed[at].duals.tolist(), strict=True))
-            steps.append(self._add(step, wish.name))
-            if wish.name is not None:
-                self._attain(self.steps[-1], ends[1, at], proposed[at])
-        return steps
+        numbers = []
+        for index, step in enumerate(steps):
+            keys = visible[index].nonzero()[:, 0].tolist()
+            row = self._row(captured, step.row, values[index][0], keys, weights[index, keys].tolist())
+            visible_keys = set(keys)
+            objective = [list(entry) for entry in step.objective if entry[0] in visible_keys]
+            lower_dual, upper_dual = proposed[index].duals.tolist()
+            proof_step = {"row": row, "objective": objective, "lower_dual": lower_dual, "upper_dual": upper_dual}
+            numbers.append(self._add(proof_step, step.name))
+            if step.name is not None:
+                self._note_sharpness(self.steps[-1], ends[1, index], proposed[index])
+        return numbers
 
     def add_up(self, terms: Sequence[tuple[Fraction, int | None]], name: str | None = None) -> int:
         """Add up earlier steps (None is 1), each with a weight of at least 0; return the step."""
@@ -112,59 +113,61 @@ class ProofDraft:
 
     def content(self, about: dict[str, object]) -> bytes:
         """Return the file."""
-        parts = {"values": self.values, "rows": self.rows, "steps": self.steps}
-        whole = {"format": proof.VERSION, "about": plain(about), **parts}
-        return json.dumps(whole | {"digest": proof.digest(whole)}).encode()
+        content = {"format": proof.VERSION, "about": plain(about)}
+        content |= {"values": self.values, "rows": self.rows, "steps": self.steps}
+        return json.dumps(content | {"digest": proof.digest(content)}).encode()
 
     def _add(self, step: dict[str, Any], name: str | None) -> int:
         """Add a step with the tightest ends that are floats and proven."""
-        low, high = proof.step_ends({**step, "lower": 0.0, "upper": 0.0}, self._read, self._ends)
+        low, high = proof.step_ends({**step, "lower": 0.0, "upper": 0.0}, self._exact_rows, self._ends)
         step |= {"lower": _rounded(low, -math.inf), "upper": _rounded(high, math.inf)}
         self._ends.append((Fraction(step["lower"]), Fraction(step["upper"])))
         self.steps.append(step if name is None else {"name": name, **step})
         return len(self.steps) - 1
 
-    def _attain(self, step: dict[str, Any], c: Float[Tensor, "key"], ends: Ends) -> None:
+    def _note_sharpness(self, step: dict[str, Any], objective: Float[Tensor, "key"], ends: Ends) -> None:
         """Note how far the ends of a step about one row are from what other attention attains."""
-        keys, weights, values, total, output = self._read[step["row"]]
-        exact = torch.tensor([[float(number) for number in value] for value in values], dtype=torch.float64)
-        right = torch.tensor([float(number) for number in output], dtype=torch.float64)
+        keys, weights, values, total, output = self._exact_rows[step["row"]]
+        float_values = torch.tensor([[float(number) for number in value] for value in values], dtype=torch.float64)
+        float_output = torch.tensor([float(number) for number in output], dtype=torch.float64)
         for side, sign in enumerate((-1, 1)):
             vertex = ends.vertices[side, keys]
             if vertex.tolist() == [float(weight) for weight in weights]:
-                found = dict(enumerate(weights))
+                attaining = dict(enumerate(weights))
             else:
-                slack = (-sign * (c[keys] - exact @ ends.duals[side])).tolist()
-                likely = sorted(range(len(keys)), key=lambda at: (float(vertex[at]) <= _POSITIVE, slack[at]))
-                found = exact_vertex(values, total, output, likely)
-            if found is None:
-                missed = (vertex @ exact - right).abs().max() / right.abs().max().clamp(min=1e-300)
-                self.residual = max(self.residual, float(missed))
-                found = dict(enumerate(map(Fraction, vertex.tolist())))
-            attained = sum((Fraction(float(c[keys[at]])) * weight for at, weight in found.items()), Fraction(0))
-            end = self._ends[-1][side]
-            self.gap = max(self.gap, float(sign * (end - attained)))
+                slack = (-sign * (objective[keys] - float_values @ ends.duals[side])).tolist()
+                order = [
+                    (weight <= _POSITIVE, distance) for weight, distance in zip(vertex.tolist(), slack, strict=True)
+                ]
+                likeliest_first = sorted(range(len(keys)), key=order.__getitem__)
+                attaining = exact_vertex(values, total, output, likeliest_first)
+            if attaining is None:
+                miss = (vertex @ float_values - float_output).abs().max() / float_output.abs().max().clamp(min=1e-300)
+                self.residual = max(self.residual, float(miss))
+                attaining = dict(enumerate(map(Fraction, vertex.tolist())))
+            terms = (Fraction(float(objective[keys[index]])) * weight for index, weight in attaining.items())
+            self.gap = max(self.gap, float(sign * (self._ends[-1][side] - sum(terms, Fraction(0)))))
 
-    def _values(self, captured: Captured, place: Place) -> tuple[int, Tensor]:
-        """Return where a row's values stand in the file, and these; a learned sink is one more key, of value 0."""
-        layer = captured.layers[place[0]]
-        head = place[1] // layer.passed.group
+    def _values(self, captured: Captured, row: RowIndex) -> tuple[int, Tensor]:
+        """Return the index of a row's values in the file, and these; a learned sink is one more key, of value 0."""
+        layer = captured.layers[row[0]]
+        head = row[1] // layer.passed.group
         polytopes = layer.polytopes
         values = F.pad(polytopes.values[head], (0, 0, 0, int(polytopes.sink)))
-        name = (id(captured), place[0], head)
-        if name not in self._value_places:
-            self._value_places[name] = len(self.values)
+        name = (id(captured), row[0], head)
+        if name not in self._value_indices:
+            self._value_indices[name] = len(self.values)
             self.values.append(values.double().tolist())
-            self._matrices.append([proof.vector(value, values.shape[1], "a value") for value in self.values[-1]])
-        return self._value_places[name], values
+            self._exact_values.append([proof.vector(value, values.shape[1], "a value") for value in self.values[-1]])
+        return self._value_indices[name], values
 
-    def _row(self, captured: Captured, place: Place, values: int, keys: list[int], weights: list[float]) -> int:
-        name = (id(captured), *place)
-        if name not in self._row_places:
-            self._row_places[name] = len(self.rows)
+    def _row(self, captured: Captured, row: RowIndex, values: int, keys: list[int], weights: list[float]) -> int:
+        name = (id(captured), *row)
+        if name not in self._row_indices:
+            self._row_indices[name] = len(self.rows)
             self.rows.append({"values": values, "keys": keys, "attention": weights})
-            self._read.append(proof.read_row(self.rows[-1], self._matrices))
-        return self._row_places[name]
+            self._exact_rows.append(proof.read_row(self.rows[-1], self._exact_values))
+        return self._row_indices[name]
 
 
 def _rounded(end: Fraction, outward: float) -> float:
@@ -201,7 +204,7 @@ class ProvableResult(Result):
             raise InputError(
                 f"file={shortened(file)} cannot be used: expected a file to write in a folder that exists."
             )
-        kind = READINGS.get(self.about.get("measure", ""))
+        kind = MEASURE_KINDS.get(self.about.get("measure", ""))
         if kind is not None and kind.joint is not None:
             raise InputError(
                 f"{kind.name!r} puts all heads together, and a proof of that cannot be written. Readings of one head, "
@@ -237,109 +240,109 @@ def proof_of(result: Result, source: Provable) -> tuple[bytes, SavedProof]:
 # What is claimed
 
 
-def entries(result: Result) -> Iterator[tuple[tuple[int, ...], list[int]]]:
-    """Yield each entry that is selected: where it stands on the axes, and at which places of the source."""
-    for at in product(*(range(len(axis)) for axis in result.axes)):
-        yield at, [axis.source_indices[i] for axis, i in zip(result.axes, at, strict=True)]
+def selected_entries(result: Result) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+    """Yield each entry that is selected: its indices on the axes, and those in the source."""
+    for indices in product(*(range(len(axis)) for axis in result.axes)):
+        yield indices, [axis.source_indices[index] for axis, index in zip(result.axes, indices, strict=True)]
 
 
-def edge_claims(captured: Captured, places: Sequence[Place], wanted: Question, epsilon: float) -> Claims:
-    """Claim the ends of weights, or of other sums over a row, of the rows at these places, in the order of a Result."""
+def _claim_name(result: Result, indices: Sequence[int]) -> str:
+    names = [f"{axis.name} {axis.name_of(index)}" for axis, index in zip(result.axes, indices, strict=True)]
+    return f"{result.about['measure']}, {', '.join(names)}"
+
+
+def edge_claims(captured: Captured, rows: Sequence[RowIndex], wanted: Question, epsilon: float) -> Claims:
+    """Claim the ends of weights, or of other sums over a row, of these rows, in the order of a Result."""
 
     def claims(draft: ProofDraft, result: Result) -> Iterator[int | None]:
         if epsilon:
             raise InputError("Proofs are of attention with the same output. Leave out epsilon=.")
         layers, heads, queries, last = result.axes
-        shape = [len(set(column)) for column in zip(*places, strict=True)]
-        asked = []
-        for at, (layer, head, query, quantity) in entries(result):
-            row = (layer * shape[1] + head) * shape[2] + query
+        _, head_count, query_count = (len(set(column)) for column in zip(*rows, strict=True))
+        steps = []
+        for at, (layer, head, query, quantity) in selected_entries(result):
+            row = (layer * head_count + head) * query_count + query
             objective: list[Entry] = [(quantity, 1.0)]
             if wanted.objectives is not None:
-                given = wanted.objectives
-                if given.ndim == 3:  # the same of all rows, or of each
-                    given = given[row if len(given) > 1 else 0]
-                objective = [(key, number) for key, number in enumerate(given[quantity].tolist()) if number]
+                objectives = wanted.objectives
+                if objectives.ndim == 3:  # the same for all rows, or one set for each
+                    objectives = objectives[row if len(objectives) > 1 else 0]
+                objective = nonzero_entries(objectives[quantity])
             elif wanted.keys is not None:
                 objective = [(int(wanted.keys.nonzero()[quantity, 0]), 1.0)]
             name = f"L{layers.values[at[0]]}H{heads.values[at[1]]} {queries.name_of(at[2])} → {last.name_of(at[3])}"
-            asked.append(Asked(places[row], objective, name))
-        yield from draft.bound(captured, asked)
+            steps.append(RowStep(rows[row], objective, name))
+        yield from draft.bound(captured, steps)
 
     return claims
 
 
-def reading_claims(captured: Captured, factor: Float[Tensor, "layer head query key"], mean: bool) -> Claims:
+def nonzero_entries(objective: Float[Tensor, "key"]) -> list[Entry]:
+    """Return the keys and numbers of an objective where these are not 0."""
+    return [(key, number) for key, number in enumerate(objective.tolist()) if number]
+
+
+def scaled_claims(captured: Captured, factor: Float[Tensor, "layer head query key"], mean: bool) -> Claims:
     """Claim the ends of weights that are scaled, of each head or of the mean over heads."""
 
     def claims(draft: ProofDraft, result: Result) -> Iterator[int | None]:
-        shown = _captured_layers(captured, result)
-        for at, places in entries(result):
-            heads = range(factor.shape[1]) if mean else [places[1]]
-            layer = shown[at[0]]
-            query, key = places[-2:]
-            asked = [Asked((layer, head, query), [(key, float(factor[layer, head, query, key]))]) for head in heads]
-            yield draft.mean(draft.bound(captured, asked), _named(result, at))
+        layer_indices = [captured.layer_numbers.index(layer) for layer in result.axes[0].values]
+        for indices, source in selected_entries(result):
+            heads = range(factor.shape[1]) if mean else [source[1]]
+            layer = layer_indices[indices[0]]
+            query, key = source[-2:]
+            steps = [RowStep((layer, head, query), [(key, float(factor[layer, head, query, key]))]) for head in heads]
+            yield draft.mean(draft.bound(captured, steps), _claim_name(result, indices))
 
     return claims
 
 
 def chain_claims(captured: Captured, walk: Walk, chain: Chain) -> Claims:
-    """Claim the ends of a reading through layers: the chain of proofs from the inputs up."""
+    """Claim the ends of a measure through layers: the chain of proofs from the inputs up."""
 
     def claims(draft: ProofDraft, result: Result) -> Iterator[int | None]:
-        shown = [walk.ends[place] for place in _captured_layers(captured, result)]
-        nodes = {source: _chain(draft, walk, chain, source, max(shown)) for source in result.axes[2].source_indices}
-        for at, (_, output, source) in entries(result):
-            node = nodes[source][shown[at[0]]].get(output)
-            yield draft.add_up([] if node is None else [(Fraction(1), node)], _named(result, at))
+        ends = [walk.ends[captured.layer_numbers.index(layer)] for layer in result.axes[0].values]
+        sources = result.axes[2].source_indices
+        steps = {source: _chain_steps(draft, walk, chain, source, max(ends)) for source in sources}
+        for indices, (_, output, source) in selected_entries(result):
+            step = steps[source][ends[indices[0]]].get(output)
+            yield draft.add_up([] if step is None else [(Fraction(1), step)], _claim_name(result, indices))
 
     return claims
 
 
-def _chain(draft: ProofDraft, walk: Walk, chain: Chain, source: int, last: int) -> list[dict[int, int | None]]:
+def _chain_steps(draft: ProofDraft, walk: Walk, chain: Chain, source: int, last: int) -> list[dict[int, int | None]]:
     """Bound what tokens hold of one source after each layer; return their steps by layer.
 
     Tokens that hold nothing are left out, and the step of one that holds just the source itself, all of it, is None.
     """
-    held: dict[int, int | None] = {source: None}
+    holdings: dict[int, int | None] = {source: None}
     layers: list[dict[int, int | None]] = []
-    for at, (captured, place) in enumerate(walk.places[: last + 1]):
-        heads = range(len(captured.layers[place].heads))
-        queries, keys = walk.span(at)
-        factor = chain.factor(at)
-        asked = []
-        for head, row in product(heads, range(len(queries))):
-            scale = [1.0] * len(keys) if factor is None else factor[head, row].tolist()
+    for number, (captured, index) in enumerate(walk.steps[: last + 1]):
+        heads = range(len(captured.head_numbers))
+        queries, keys = (range(walk.inputs)[span] for span in walk.spans[number])
+        factor = chain.factor(number)
+        row_steps = []
+        for head, query in product(heads, range(len(queries))):
+            scale = [1.0] * len(keys) if factor is None else factor[head, query].tolist()
             objective: list[Entry] = []
-            for token, step in held.items():
-                number = scale[token - keys.start] if token in keys else 0.0
-                if number:
-                    entry = (token - keys.start, number)
+            for token, step in holdings.items():
+                if token in keys and scale[token - keys.start]:
+                    entry = (token - keys.start, scale[token - keys.start])
                     objective.append(entry if step is None else (*entry, step))
-            asked.append(Asked((place, head, row), objective))
-        steps = draft.bound(captured, asked)
-        after = {token: step for token, step in held.items() if token not in queries}
-        for row, token in enumerate(queries):
-            brought = [steps[head * len(queries) + row] for head in heads]
+            row_steps.append(RowStep((index, head, query), objective))
+        steps = draft.bound(captured, row_steps)
+        after = {token: step for token, step in holdings.items() if token not in queries}
+        for query, token in enumerate(queries):
             terms: list[tuple[Fraction, int | None]] = [
-                (Fraction(chain.give) / len(heads), step) for step in brought if draft.steps[step]["objective"]
+                (Fraction(chain.give) / len(heads), step)
+                for step in steps[query :: len(queries)]
+                if draft.steps[step]["objective"]
             ]
-            if chain.keep and token in held:
-                terms.append((Fraction(chain.keep), held[token]))
+            if chain.keep and token in holdings:
+                terms.append((Fraction(chain.keep), holdings[token]))
             if terms:
                 after[token] = draft.add_up(terms)
-        held = after
+        holdings = after
         layers.append(after)
     return layers
-
-
-def _captured_layers(captured: Captured, result: Result) -> list[int]:
-    """Return where the layers of a Result stand among those that were captured."""
-    numbers = [layer.call.layer for layer in captured.layers]
-    return [numbers.index(layer) for layer in result.axes[0].values]
-
-
-def _named(result: Result, at: Sequence[int]) -> str:
-    names = [f"{axis.name} {axis.name_of(place)}" for axis, place in zip(result.axes, at, strict=True)]
-    return f"{result.about['measure']}, {', '.join(names)}"

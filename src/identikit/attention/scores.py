@@ -7,18 +7,18 @@ Rows move independently of each other while the output stays, so the ends of a m
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 
-from identikit.attention.captured import Captured
-from identikit.attention.effective import captured_attention, recaptured
+from identikit.attention.captured import Captured, capture
+from identikit.attention.effective import selected_capture
 from identikit.attention.intervals import EXACTLY, Bounding, bounds_of
 from identikit.attention.layer import Layer
-from identikit.attention.proofs import Asked, ProofDraft, Provable, entries
-from identikit.attention.reading_result import HeadScores
+from identikit.attention.measure_result import HeadScores
+from identikit.attention.proofs import ProofDraft, Provable, RowStep, nonzero_entries, selected_entries
 from identikit.attention.result import EffectiveAttention
 from identikit.checks import function, known_names, random_seed, shortened, whole_number
 from identikit.errors import InputError
@@ -26,7 +26,7 @@ from identikit.maths.measures import mean_over_texts
 from identikit.maths.polytope.bounds import Question
 from identikit.models.isolation import standard_torch_state
 from identikit.models.model import Model, checked_model
-from identikit.models.text_run import TextRun, run_texts
+from identikit.models.text_run import run_texts
 from identikit.progress import Watched, reporting
 from identikit.results.axis import Axis, Index, selected_indices
 from identikit.results.result import Result
@@ -35,8 +35,8 @@ from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import is_text_list, key_batch
 
 SINK = 0.3  # of a head's attention on the first token, from which on it counts as a sink (Gu et al., 2024)
-_LONGEST = 2**24  # of the tokens that are repeated: more than anybody reads
-_MADE = ("raw", "effective", "lower", "upper", "gap")
+_MOST_REPEATED = 2**24  # tokens: more than anybody reads
+_SCORE_ARRAYS = ("raw", "effective", "lower", "upper", "gap")
 
 
 class ScoredText(NamedTuple):
@@ -176,148 +176,158 @@ def head_scores(
     bounding = Bounding.checked(math.inf if seconds is None else seconds)
     progress = function("progress", progress)
     if isinstance(model, EffectiveAttention):
-        captured = recaptured(model, "head_scores", {"texts": texts, "layers": layers, "heads": heads})
+        captured = selected_capture(model, "head_scores", {"texts": texts, "layers": layers, "heads": heads})
         if captured.reading.model.decoder_attention == "cross":
-            names = _across(names, scores)
-        parts = [scored(captured, [ROLES[name] for name in names], bounding)]
-        result = scores_result(captured.reading, captured.reading.text, parts, names, model.layers, model.heads)
-        return _provable(result, lambda: [captured])
+            names = _names_across_texts(names, scores)
+        roles = [ROLES[name] for name in names]
+        numbers = text_scores(captured, roles, bounding)
+        return scores_result(captured, captured.reading.text, [numbers], roles, lambda: [captured])
     model = checked_model(model)
     if model.modality != "text":
         raise InputError(f"head_scores compares tokens, and {model.name} reads {model.modality}s.")
-    wanted = model.select_layers(layers)
-    which = selected_indices("head", heads, model.n_heads)
-    read = run_texts(model, texts, layers=wanted, truncate=truncate)
-    parts = []
-    for place, reading in enumerate(read):
-        captured = captured_attention(reading, layers=wanted, heads=which).captured()
-        limited = bounding.shared(len(read) - place)
-        parts.append(scored(captured, [ROLES[name] for name in names], limited))
-        progress("head scores, texts", place + 1, len(read))
-    text = [reading.text for reading in read] if is_text_list(texts) else read[0].text
-    result = scores_result(read[0], text, parts, names, wanted, which)
+    roles = [ROLES[name] for name in names]
+    layers = model.select_layers(layers)
+    capture_heads = partial(capture, layers=layers, heads=selected_indices("head", heads, model.n_heads))
+    text_runs = run_texts(model, texts, layers=layers, truncate=truncate)
+    numbers = []
+    for index, text_run in enumerate(text_runs):
+        share = bounding.shared(len(text_runs) - index)
+        numbers.append(text_scores(capture_heads(text_run), roles, share))
+        progress("head scores, texts", index + 1, len(text_runs))
+    text = [text_run.text for text_run in text_runs] if is_text_list(texts) else text_runs[0].text
 
-    def captured_again() -> list[Captured]:
+    def capture_again() -> list[Captured]:
         model.check_unchanged(result.provenance.weights)
-        again = run_texts(model, texts, layers=wanted, truncate=truncate)
-        return [captured_attention(one, layers=wanted, heads=which).captured() for one in again]
+        return [capture_heads(text_run) for text_run in run_texts(model, texts, layers=layers, truncate=truncate)]
 
-    return _provable(result, captured_again)
+    result = scores_result(capture_heads(text_runs[0]), text, numbers, roles, capture_again)
+    return result
 
 
-def _across(names: Sequence[str], asked: object) -> tuple[str, ...]:
-    """Return the scores that mean something where queries and keys are of two texts, or refuse another one."""
-    meant = tuple(name for name in names if ROLES[name].across)
-    if asked is not None and len(meant) < len(names):
+def _names_across_texts(names: Sequence[str], requested: object) -> tuple[str, ...]:
+    """Return the scores that mean something where queries and keys are of two texts; refuse others if `requested`."""
+    across = [name for name, role in ROLES.items() if role.across]
+    if requested is not None and not set(names) <= set(across):
         raise InputError(
-            f"scores={shortened(asked)}: in cross-attention, queries and keys are of two texts, so only "
-            f"{', '.join(name for name, each in ROLES.items() if each.across)} mean something. Choose among these."
+            f"scores={shortened(requested)}: in cross-attention, queries and keys are of two texts, so only "
+            f"{', '.join(across)} mean something. Choose among these."
         )
-    return meant
-
-
-def _provable(result: HeadScores, captured: Callable[[], list[Captured]]) -> HeadScores:
-    assert isinstance(result.source, StoredArrays)
-    return replace(result, source=Provable(result.source.arrays, result.source.dims, partial(_claims, captured)))
+    return tuple(name for name in names if name in across)
 
 
 def scores_result(
-    read: TextRun, text: Any, parts: list[Tensor], names: Sequence[str], layers: Sequence[int], heads: Sequence[int]
+    captured: Captured,
+    text: Any,
+    numbers: list[Tensor],
+    roles: Sequence[HeadRole],
+    capture_again: Callable[[], list[Captured]] | None = None,
 ) -> HeadScores:
-    """Return what the heads of one or several texts score, each of which was `scored`; `read` is one of them."""
-    provenance = read.model.provenance(text, scores=names, layers=layers, heads=heads)
-    axes = (Axis("score", tuple(names)), Axis("layer", tuple(layers)), Axis("head", tuple(heads)))
-    about = {"texts": len(parts), "meanings": {name: ROLES[name].meaning for name in names}, "sink": SINK}
-    about["nouns"] = {name: ROLES[name].noun for name in names}
-    arrays = over_texts(torch.stack(parts), [ROLES[name] for name in names])
+    """Return the `text_scores` of one or several texts as a Result; `captured` is the attention of one of them.
+
+    With `capture_again`, which returns that of all texts, it can be proven.
+    """
+    names = tuple(role.name for role in roles)
+    layers = captured.layer_numbers
+    heads = captured.head_numbers
+    provenance = captured.reading.model.provenance(text, scores=names, layers=layers, heads=heads)
+    about = {"texts": len(numbers), "meanings": {role.name: role.meaning for role in roles}, "sink": SINK}
+    about["nouns"] = {role.name: role.noun for role in roles}
+    arrays = over_texts(torch.stack(numbers), roles)
     dims = {name: ("score", "layer", "head")[: array.ndim] for name, array in arrays.items()}
-    return HeadScores(axes, StoredArrays(arrays, dims), provenance, about)
+    source = StoredArrays(arrays, dims)
+    if capture_again is not None:
+        source = Provable(arrays, dims, partial(_claims, capture_again))
+    return HeadScores((Axis("score", names), Axis("layer", layers), Axis("head", heads)), source, provenance, about)
 
 
-def scored(
+def text_scores(
     captured: Captured, roles: Sequence[HeadRole], bounding: Bounding = EXACTLY
 ) -> Float[Tensor, "number score layer head"]:
-    """Return what one text's heads score, raw to gap; NaN for a score that no row of the text has a target for."""
-    found = []
-    for at, (layer, patterns, targets) in enumerate(_patterns(captured, roles)):
+    """Return the scores of one text's heads, raw to gap; NaN for a score that no row of the text has a target for."""
+    of_layers = []
+    for index, (layer, patterns, has_target) in enumerate(_layer_patterns(captured, roles)):
         heads = torch.arange(len(layer.heads), device=layer.heads.device)
-        keys = torch.arange(len(layer.tokens), device=heads.device)
-        queries = targets.any(1).nonzero()[:, 0]
+        queries = has_target.any(1).nonzero()[:, 0]
         if not len(queries):
-            found.append(torch.full((len(_MADE), len(roles), len(heads)), torch.nan, dtype=torch.float64))
+            empty = torch.full((len(_SCORE_ARRAYS), len(roles), len(heads)), torch.nan, dtype=torch.float64)
+            of_layers.append(empty)
             continue
-        places = [(at, head, query) for head in heads.tolist() for query in queries.tolist()]
-        asked, place = (patterns * targets[..., None])[queries].unique(dim=1, return_inverse=True)  # some are the same
-        objectives = asked.repeat(len(heads), 1, 1).to(heads.device)
-        rows, bounds = bounds_of(captured, places, Question(objectives=objectives), bounding=bounding)
+        row_indices = list(product([index], heads.tolist(), queries.tolist()))
+        targeted = (patterns * has_target[..., None])[queries]
+        distinct, distinct_index = targeted.unique(dim=1, return_inverse=True)  # equal patterns are bounded once
+        objectives = distinct.repeat(len(heads), 1, 1).to(heads.device)
+        rows, bounds = bounds_of(captured, row_indices, Question(objectives=objectives), bounding=bounding)
+        raw = rows.attention[:, : len(layer.tokens)]
         effective = layer.effective(heads, queries.to(heads.device), slice(None)).double().flatten(0, 1)
-        own = [(objectives @ weights[..., None])[..., 0] for weights in (rows.attention[:, : len(keys)], effective)]
-        numbers = torch.stack([*own, bounds.lower, bounds.upper, bounds.gap])[..., place.to(heads.device)]
-        numbers = numbers.unflatten(1, (len(heads), -1))
-        count = targets[queries].sum(0).to(numbers)
-        found.append((numbers.sum(2) / count).mT.masked_fill(count[:, None] == 0, torch.nan).cpu())
-    return torch.stack(found, dim=2)
+        sums = [(objectives @ weights[..., None])[..., 0] for weights in (raw, effective)]
+        by_pattern = torch.stack([*sums, bounds.lower, bounds.upper, bounds.gap])
+        by_score = by_pattern[..., distinct_index.to(heads.device)].unflatten(1, (len(heads), -1))
+        count = has_target[queries].sum(0).to(by_score)
+        means = (by_score.sum(2) / count).mT
+        of_layers.append(means.masked_fill(count[:, None] == 0, torch.nan).cpu())
+    return torch.stack(of_layers, dim=2)
 
 
-def _patterns(
+def _layer_patterns(
     captured: Captured, roles: Sequence[HeadRole]
 ) -> Iterator[tuple[Layer, Float[Tensor, "query score key"], Bool[Tensor, "query score"]]]:
     """Yield each layer with the patterns of its visible keys, and which rows have a target for which score."""
-    reading = captured.reading
-    seen = key_batch(reading.batch, reading.model.decoder_attention)
-    ids, key_ids = (None if batch.ids is None else batch.ids[0].cpu() for batch in (reading.batch, seen))
-    if ids is None or key_ids is None or reading.batch.images is not None:  # all tokens of images have one id
-        numbers = {name: number for number, name in enumerate(dict.fromkeys((*reading.tokens, *reading.keys)))}
-        ids, key_ids = (torch.tensor([numbers[name] for name in names]) for names in (reading.tokens, reading.keys))
-    text = ScoredText(ids, key_ids, seen.special[0].cpu(), reading.model.decoder_attention == "cross")
-    every = torch.stack([role.pattern(text).double() for role in roles], dim=1)
+    text_run = captured.reading
+    source = key_batch(text_run.batch, text_run.model.decoder_attention)
+    ids, key_ids = (None if batch.ids is None else batch.ids[0].cpu() for batch in (text_run.batch, source))
+    if ids is None or key_ids is None or text_run.batch.images is not None:  # all tokens of images have one id
+        numbers = {token: number for number, token in enumerate(dict.fromkeys((*text_run.tokens, *text_run.keys)))}
+        ids, key_ids = (
+            torch.tensor([numbers[token] for token in tokens]) for tokens in (text_run.tokens, text_run.keys)
+        )
+    text = ScoredText(ids, key_ids, source.special[0].cpu(), text_run.model.decoder_attention == "cross")
+    all_patterns = torch.stack([role.pattern(text).double() for role in roles], dim=1)
     for layer in captured.layers:
-        queries, keys = (torch.arange(len(part), device=layer.heads.device) for part in (ids, key_ids))
+        queries, keys = (torch.arange(len(tokens), device=layer.heads.device) for tokens in (ids, key_ids))
         visible = layer.seen.block(queries, keys).cpu()
-        patterns = every * visible[:, None]
+        patterns = all_patterns * visible[:, None]
         yield layer, patterns, (patterns != 0).any(-1) & (visible.sum(-1) > 1)[:, None]
 
 
-def _claims(captured_again: Callable[[], list[Captured]], draft: ProofDraft, result: Result) -> Iterator[int | None]:
+def _claims(capture_again: Callable[[], list[Captured]], draft: ProofDraft, result: Result) -> Iterator[int | None]:
     """Claim the ends of scores: means of what rows are proven to have, over rows and then over texts."""
     roles = [ROLES[name] for name in result.axis("score").values]
+    provable = [role.name for role in roles if role.above is None]
     for role in roles:
         if role.above is not None:
-            others = [name for name in result.axis("score").values if ROLES[name].above is None]
+            select = f": sel(score={provable})" if provable else ""
             raise InputError(
                 f"{role.name!r} counts texts, and has no proof of its own. Select other scores before save_proof()"
-                f"{f': sel(score={others})' if others else ''}."
+                f"{select}."
             )
-    texts = captured_again()
-    every = [list(_patterns(captured, roles)) for captured in texts]
+    texts = [(captured, list(_layer_patterns(captured, roles))) for captured in capture_again()]
     _, layers, heads = result.axes
-    for at, (_, layer, head) in entries(result):
+    for indices, (_, layer, head) in selected_entries(result):
+        score = indices[0]
         means = []
-        for captured, parts in zip(texts, every, strict=True):
-            _, patterns, targets = parts[layer]
-            asked = []
-            for query in targets[:, at[0]].nonzero()[:, 0].tolist():
-                c = patterns[query, at[0]].tolist()
-                asked.append(Asked((layer, head, query), [(key, number) for key, number in enumerate(c) if number]))
-            steps = draft.bound(captured, asked)
+        for captured, layer_patterns in texts:
+            _, patterns, has_target = layer_patterns[layer]
+            steps = []
+            for query in has_target[:, score].nonzero()[:, 0].tolist():
+                steps.append(RowStep((layer, head, query), nonzero_entries(patterns[query, score])))
             if steps:
-                means.append(draft.mean(steps))
-        name = f"{roles[at[0]].name} score of L{layers.values[at[1]]}H{heads.values[at[2]]}"
+                means.append(draft.mean(draft.bound(captured, steps)))
+        name = f"{roles[score].name} score of L{layers.values[indices[1]]}H{heads.values[indices[2]]}"
         yield draft.mean(means, name) if means else None
 
 
 def over_texts(numbers: Float[Tensor, "text number score layer head"], roles: Sequence[HeadRole]) -> dict[str, Tensor]:
     """Return the means over texts with their standard errors, and over how many texts each score is."""
     numbers = numbers.clone()
-    for place, role in enumerate(roles):
+    for score, role in enumerate(roles):
         if role.above is not None:
-            values = numbers[:, :4, place]
-            numbers[:, :4, place] = torch.where(values.isnan(), torch.nan, (values > role.above).double())
+            values = numbers[:, :4, score]
+            numbers[:, :4, score] = torch.where(values.isnan(), torch.nan, (values > role.above).double())
     means, errors = mean_over_texts(numbers)
-    arrays: dict[str, Tensor] = dict(zip(_MADE, means, strict=True))
+    arrays: dict[str, Tensor] = dict(zip(_SCORE_ARRAYS, means, strict=True))
     arrays["scored_texts"] = (~numbers[:, 0].isnan().flatten(2).all(-1)).sum(0)
     if len(numbers) > 1:
-        arrays |= {f"{name}_stderr": error for name, error in zip(_MADE[:4], errors, strict=False)}
+        arrays |= {f"{name}_stderr": error for name, error in zip(_SCORE_ARRAYS[:4], errors, strict=False)}
     return arrays
 
 
@@ -327,13 +337,13 @@ def repeated_tokens(model: Model, n: int, *, seed: int = 0) -> list[int]:
     The same seed gives the same tokens. Special tokens are not drawn.
     """
     model = checked_model(model)
-    n = whole_number("n", n, least=1, most=_LONGEST)
+    n = whole_number("n", n, least=1, most=_MOST_REPEATED)
     if model.modality != "text":
         raise InputError(f"repeated_tokens makes token ids, and {model.name} reads {model.modality}s.")
-    drawn = torch.Generator().manual_seed(random_seed(seed))
     special = set(getattr(model.tokenizer, "all_special_ids", ()))
     usable = torch.tensor([token for token in range(model.vocabulary) if token not in special])
-    ids = usable[torch.randint(len(usable), (n,), generator=drawn)].tolist()
-    (around,) = model.encode("a")
-    inside = [place for place, added in enumerate(around.special) if not added]
-    return [*around.ids[: inside[0]], *ids, *ids, *around.ids[inside[-1] + 1 :]]
+    generator = torch.Generator().manual_seed(random_seed(seed))
+    ids = usable[torch.randint(len(usable), (n,), generator=generator)].tolist()
+    (one_token,) = model.encode("a")
+    plain = [position for position, is_special in enumerate(one_token.special) if not is_special]
+    return [*one_token.ids[: plain[0]], *ids, *ids, *one_token.ids[plain[-1] + 1 :]]

@@ -1,6 +1,6 @@
 """What attention is added to: the residual stream of each layer, and the norms that follow, with their scale held.
 
-Nothing here knows architectures. One run is watched: a layer is understood if some norm is given the sum of what
+Nothing here knows architectures. One run is watched: a layer is understood if the input of some norm is the sum of what
 entered the layer and what its heads bring, or if the feed-forward part is what is missing to the layer's output. A
 layer that scales or normalises what its heads bring before adding it is refused.
 """
@@ -21,14 +21,14 @@ from identikit.models.taps.tap import AttentionCall
 from identikit.models.text_run import TextRun
 from identikit.shapes import Float, Tensor
 
-_FAR = 1e3  # how large the input is that shows a norm's gains
-_NEAR = 1e3  # roundings, of the largest number, that two sums may differ by
+_LARGE_INPUT = 1e3  # shows a norm's gains: beside it, the epsilon in its scale is nothing
+_ROUNDINGS = 1e3  # units in the last place of the largest entry by which equal sums may differ
 
 
 class FrozenNorm(NamedTuple):
     r"""A norm as it acts on this text, its scale held: $x \mapsto \gamma \odot (x - \bar x) / \sigma_i$, linear in x.
 
-    - `gain`: $\gamma$; `centred`: whether the mean is taken off, as LayerNorm does and RMSNorm does not
+    - `gain`: $\gamma$; `centred`: whether the mean is subtracted, as LayerNorm does and RMSNorm does not
     - `scale`: $\sigma_i$ of each token
     """
 
@@ -36,8 +36,8 @@ class FrozenNorm(NamedTuple):
     centred: bool
     scale: Float[Tensor, "token"]
 
-    def turned(self, vectors: Float[Tensor, "*some d"]) -> Float[Tensor, "*some d"]:
-        """Return what the norm makes of vectors, before it divides by a token's scale."""
+    def without_scale(self, vectors: Float[Tensor, "*vector d"]) -> Float[Tensor, "*vector d"]:
+        """Return what the norm makes of vectors before it divides by a token's scale."""
         return self.gain * (vectors - vectors.mean(-1, keepdim=True) if self.centred else vectors)
 
 
@@ -56,8 +56,14 @@ class StreamLayer(NamedTuple):
 
 class _ModuleCall(NamedTuple):
     module: nn.Module
-    given: Float[Tensor, "token d"]
-    made: Float[Tensor, "token d"]
+    input: Float[Tensor, "token d"]
+    output: Float[Tensor, "token d"]
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether the module has one gain for each entry of a vector."""
+        weight = getattr(self.module, "weight", None)
+        return isinstance(weight, torch.Tensor) and weight.shape == self.input.shape[-1:]
 
 
 class WatchedRun(NamedTuple):
@@ -69,26 +75,25 @@ class WatchedRun(NamedTuple):
 
 
 def watched_run(reading: TextRun) -> WatchedRun:
-    """Run a text again and keep what every module that makes a vector of each token's vector was given, and made."""
+    """Run a text again and record input and output of every module that maps each token's vector to a vector."""
     model = reading.model
     calls: dict[int, list[_ModuleCall]] = defaultdict(list)
     handles = []
-    reached = [0]
+    last_layer = 0
     vectors = (len(reading.tokens), model.d_model)
     shapes = ((1, *vectors), vectors)  # OPT drops the batch for its feed-forward part
 
-    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-        tensors = [part for part in (*args[:1], output) if isinstance(part, torch.Tensor)]
-        if len(tensors) == 2 and all(part.shape in shapes for part in tensors):
-            given, made = (
-                part.reshape(shapes[1]).to(torch.float64, copy=True) for part in tensors
-            )  # Falcon adds to it
-            calls[reached[0]].append(_ModuleCall(module, given, made))
+    def record(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+        tensors = [value for value in (*args[:1], output) if isinstance(value, torch.Tensor)]
+        if len(tensors) == 2 and all(tensor.shape in shapes for tensor in tensors):
+            copies = [tensor.reshape(vectors).to(torch.float64, copy=True) for tensor in tensors]  # Falcon adds to it
+            calls[last_layer].append(_ModuleCall(module, *copies))
 
     def visit(call: AttentionCall) -> None:
-        reached[0] = call.layer
+        nonlocal last_layer
+        last_layer = call.layer
         if not handles:  # only now, inside the run: hooks that were there before it would have the model proved anew
-            handles.extend(module.register_forward_hook(keep) for module in model.hf.modules())
+            handles.extend(module.register_forward_hook(record) for module in model.hf.modules())
 
     try:
         trace = model.trace(reading.batch, visit)
@@ -100,25 +105,26 @@ def watched_run(reading: TextRun) -> WatchedRun:
 
 def stream_of(run: WatchedRun, layer: Layer) -> StreamLayer:
     """Return what a layer, all of its heads, adds to; or say that it does not simply add."""
-    at = layer.call.layer
-    entered = run.trace.blocks[at].hidden[0].double()
-    left = run.trace.hidden[at][0].double()
-    output = layer.recomputed.output.double()
+    number = layer.call.layer
+    layer_input = run.trace.blocks[number].hidden[0].double()
+    layer_output = run.trace.hidden[number][0].double()
+    head_outputs = layer.recomputed.output.double()
     if layer.gate is not None:
-        output = output * layer.gate.double()
-    added = entered + (output @ layer.projection.double()).sum(0)
-    norms = [call for call in run.calls[at] if _is_norm(call)]
+        head_outputs = head_outputs * layer.gate.double()
+    attended = layer_input + (head_outputs @ layer.projection.double()).sum(0)
+    norms = [call for call in run.calls[number] if call.is_norm]
     for call in norms:
-        if _same(call.given - added, added, run.model):
-            after = [other for other in norms if torch.equal(other.made, left)]
-            if not after:
-                return StreamLayer(entered, call.given, ())
-            return StreamLayer(entered, call.made, (frozen_norm(run.model, call), frozen_norm(run.model, after[0])))
-    for call in reversed(run.calls[at]):
-        if _same(call.made - (left - added), added, run.model):  # both parts side by side
-            return StreamLayer(entered, left - call.made, ())
+        if _is_rounding(call.input - attended, attended, run.model):
+            last_norms = [norm for norm in norms if torch.equal(norm.output, layer_output)]
+            if not last_norms:
+                return StreamLayer(layer_input, call.input, ())
+            frozen = frozen_norm(run.model, call), frozen_norm(run.model, last_norms[0])
+            return StreamLayer(layer_input, call.output, frozen)
+    for call in reversed(run.calls[number]):
+        if _is_rounding(call.output - (layer_output - attended), attended, run.model):  # both parts side by side
+            return StreamLayer(layer_input, layer_output - call.output, ())
     raise InputError(
-        f"Layer {at} of {run.model.name} does not simply add what its heads bring to what entered it: it scales or "
+        f"Layer {number} of {run.model.name} does not simply add what its heads bring to what entered it: it scales or "
         "normalises it first. Use a measure without the residual."
     )
 
@@ -133,9 +139,9 @@ def logit_directions(run: WatchedRun, layers: Sequence[Layer], token: int) -> Fl
     if unembedding is not None and logits is not None and not any(stream_of(run, layer).norms for layer in layers):
         weight = linear_weight(unembedding, run.model.dtype).mT.double()
         for call in run.calls[max(run.calls)]:
-            if torch.equal(call.given, run.trace.hidden[-1][0].double()) and _is_norm(call):
-                made = call.made @ weight.mT
-                if _same(logits[0] - made, made, run.model):  # but for a bias of each logit
+            if torch.equal(call.input, run.trace.hidden[-1][0].double()) and call.is_norm:
+                expected = call.output @ weight.mT
+                if _is_rounding(logits[0] - expected, expected, run.model):  # but for a bias of each logit
                     norm = frozen_norm(run.model, call)
                     weighted = norm.gain * weight[token]
                     centre = weighted.mean() if norm.centred else 0.0
@@ -147,31 +153,26 @@ def logit_directions(run: WatchedRun, layers: Sequence[Layer], token: int) -> Fl
 
 
 def frozen_norm(model: Model, call: _ModuleCall) -> FrozenNorm:
-    """Find out what a norm does from what it makes of 0 and of ±1000, and of this text."""
-    sign = torch.ones_like(call.given[:1])
+    """Find out what a norm does from its outputs for 0, for ±1000, and for this text."""
+    sign = torch.ones_like(call.input[:1])
     sign[:, 1::2] = -1.0
     dtype = next(call.module.parameters()).dtype
     with model.prepared():
-        offset, far = (call.module(scale * sign[None].to(dtype))[0].double() for scale in (0.0, _FAR))
-    gain = ((far - offset) * sign)[0]
+        offset, large = (call.module(size * sign[None].to(dtype))[0].double() for size in (0.0, _LARGE_INPUT))
+    gain = ((large - offset) * sign)[0]
     for centred in (True, False):
-        norm = FrozenNorm(gain, centred, torch.ones_like(call.given[:, 0]))
-        turned = norm.turned(call.given)
-        scale = turned.norm(dim=-1) / (call.made - offset).norm(dim=-1)
-        if _same(turned / scale[:, None] + offset - call.made, call.made, model, but_constant=False):
+        norm = FrozenNorm(gain, centred, torch.ones_like(call.input[:, 0]))
+        vectors = norm.without_scale(call.input)
+        scale = vectors.norm(dim=-1) / (call.output - offset).norm(dim=-1)
+        difference = vectors / scale[:, None] + offset - call.output
+        if _is_rounding(difference, call.output, model, up_to_bias=False):
             return norm._replace(scale=scale)
     raise InputError(f"{type(call.module).__name__} of {model.name} is not a norm that is linear with its scale held.")
 
 
-def _is_norm(call: _ModuleCall) -> bool:
-    """Tell whether a module has one gain for each entry of a vector."""
-    weight = getattr(call.module, "weight", None)
-    return isinstance(weight, torch.Tensor) and weight.shape == call.given.shape[-1:]
-
-
-def _same(difference: Float[Tensor, "token d"], size: Tensor, model: Model, *, but_constant: bool = True) -> bool:
-    """Tell whether a difference is rounding, but for a vector that is the same for all tokens, such as a bias."""
-    if but_constant:
+def _is_rounding(difference: Float[Tensor, "token d"], size: Tensor, model: Model, *, up_to_bias: bool = True) -> bool:
+    """Whether a difference is rounding; with `up_to_bias`, but for a vector that is the same for all tokens."""
+    if up_to_bias:
         difference = difference - difference.mean(0)
     eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)  # many a float64 model norms in float32
-    return float(difference.abs().max()) <= min(0.05, _NEAR * eps) * float(size.abs().max())
+    return float(difference.abs().max()) <= min(0.05, _ROUNDINGS * eps) * float(size.abs().max())

@@ -11,6 +11,7 @@ import torch
 
 from identikit.attention.layer import Layer
 from identikit.attention.result import EffectiveAttention
+from identikit.results.table import tidy_frame
 from identikit.shapes import Float, Tensor
 
 if TYPE_CHECKING:
@@ -78,12 +79,8 @@ def types_table(
 
     `sums` are those of `type_sums`, added up over texts, and `texts` the number of texts that have each source.
     """
-    import pandas as pd
-
     means = sums / texts.clamp(min=1)[:, None]
     means = torch.cat([means, means[:1] - means[1:2]])
-    places = [MAPS, layers, range(sums.shape[2]), SOURCES, TYPES]
-    index = pd.MultiIndex.from_product(places, names=["map", "layer", "head", "source", "target"])
-    counts = texts[:, None].expand(means.shape).flatten().long().numpy()
-    frame = pd.DataFrame({"attention": means.flatten().numpy(), "texts": counts}, index=index)
-    return frame.query("texts > 0").reset_index()
+    axes = {"map": MAPS, "layer": layers, "head": range(sums.shape[2]), "source": SOURCES, "target": TYPES}
+    counts = texts[:, None].expand(means.shape).long()
+    return tidy_frame(axes, {"attention": means, "texts": counts}).query("texts > 0").reset_index(drop=True)

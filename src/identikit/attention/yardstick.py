@@ -3,7 +3,7 @@
 import torch
 
 from identikit.attention.estimate import RowSample
-from identikit.attention.quantities import edges_wanted
+from identikit.attention.quantities import key_weights
 from identikit.attention.result import EffectiveAttention
 from identikit.maths.polytope.exact import exact_bounds
 
@@ -23,21 +23,22 @@ def shuffled_rows(attention: EffectiveAttention, sample: RowSample, *, seed: int
     if count < _LEAST:
         return None
     generator = torch.Generator().manual_seed(seed)
-    places = bounded.places.tolist()
-    ordered = sorted(range(len(places)), key=places.__getitem__)  # the order of bounding depends on the machine's speed
-    drawn = torch.randperm(len(places), generator=generator)[:count].sort().values
-    chosen = [ordered[index] for index in drawn.tolist()]
+    row_indices = [(layer, head, query) for layer, head, query in bounded.places.tolist()]
+    in_order = sorted(range(len(row_indices)), key=row_indices.__getitem__)  # that of bounding depends on the machine
+    drawn = torch.randperm(len(row_indices), generator=generator)[:count].sort().values
+    drawn_rows = [in_order[index] for index in drawn.tolist()]
     n = len(attention.keys)
-    rows = attention.captured().rows([(layer, head, query) for layer, head, query in bounded.places[chosen].tolist()])
+    rows = attention.captured().rows([row_indices[row] for row in drawn_rows])
     weights = rows.attention.clone()
-    for row, seen in zip(weights, rows.visible[:, :n], strict=True):
-        keys = seen.nonzero()[:, 0]
+    for row, visible in zip(weights, rows.visible[:, :n], strict=True):
+        keys = visible.nonzero()[:, 0]
         row[keys] = row[keys[torch.randperm(len(keys), generator=generator).to(keys.device)]]
-    lower = exact_bounds(rows._replace(attention=weights), edges_wanted(weights.shape[1], range(n), top=0)).lower[:, :n]
+    wanted = key_weights(weights.shape[1], range(n), top=0)
+    lower = exact_bounds(rows._replace(attention=weights), wanted).lower[:, :n]
     shuffled = lower.sum(-1).clamp(max=1.0).cpu()
     return {
         "rows": count,
-        "mass": float(bounded.lower[chosen].sum(-1).clamp(max=1.0).mean()),
+        "mass": float(bounded.lower[drawn_rows].sum(-1).clamp(max=1.0).mean()),
         "shuffled": float(shuffled.mean()),
         "shuffled_stderr": float(shuffled.std() / count**0.5),
     }

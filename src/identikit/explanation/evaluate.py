@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from identikit.attention.agreement import Given, named_measures
+from identikit.attention.agreement import MeasureOrFunction, named_measures
 from identikit.checks import as_integer, function, is_collection, known_names, real_number, shortened
 from identikit.errors import InputError
 from identikit.explanation.evaluation_result import Evaluation, gathered
@@ -30,7 +30,7 @@ _LONG = 60.0  # seconds: a longer evaluation is warned of
 def evaluate(
     model: Model,
     texts: object,
-    measures: Sequence[Given] = EvaluationOptions.measures,
+    measures: Sequence[MeasureOrFunction] = EvaluationOptions.measures,
     *,
     tests: Sequence[str] | str = TESTS,
     target: str | None = None,
@@ -107,7 +107,7 @@ def evaluate(
 def text_numbers(
     model: Model,
     text: object,
-    measures: Mapping[str, Given],
+    measures: Mapping[str, MeasureOrFunction],
     options: EvaluationOptions,
     substitute: Replacement,
     truth: Sequence[int] | None = None,

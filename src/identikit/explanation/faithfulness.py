@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from identikit.attention.agreement import Given, Ranking, of_function, ranking_of
-from identikit.attention.effective import captured_attention
+from identikit.attention.agreement import MeasureOrFunction, Ranking, ranking_of, ranking_of_function
+from identikit.attention.captured import capture
 from identikit.attention.measure import MeasuredText
-from identikit.attention.readings import READINGS
+from identikit.attention.measure_kinds import MEASURE_KINDS
 from identikit.attribution.attribute import attribute
 from identikit.attribution.request import AttributionOptions, Request
 from identikit.attribution.result import TokenAttribution
@@ -25,7 +25,7 @@ from identikit.models.text_run import TextRun, run_texts
 from identikit.shapes import Bool, Float, Int, Tensor
 
 LEAVE_ONE_OUT = "leave one out"
-NAMES = (TokenAttribution.kind, *READINGS, LEAVE_ONE_OUT)
+NAMES = (TokenAttribution.kind, *MEASURE_KINDS, LEAVE_ONE_OUT)
 """The measures that have a name: the one under which each is declared."""
 
 BASELINES = ("random", "reversed")
@@ -150,7 +150,7 @@ class TestedText:
     """
 
     text: ReplacedText
-    measures: Mapping[str, Given]
+    measures: Mapping[str, MeasureOrFunction]
     options: EvaluationOptions
     truth: Sequence[int] | None = None
 
@@ -195,16 +195,16 @@ class TestedText:
         rankings["reversed"] = [_fixed_ranking(-self._moved)]
         return rankings
 
-    def _ranking(self, name: str, measure: Given) -> Ranking:
+    def _ranking(self, name: str, measure: MeasureOrFunction) -> Ranking:
         """Return how much every output token takes from every input token, by a measure."""
         if callable(measure):
-            return of_function(name, measure, self._reading)
+            return ranking_of_function(name, measure, self._reading)
         if name == LEAVE_ONE_OUT:
             return _fixed_ranking(self._moved)
         if name == TokenAttribution.kind:
             request = self.options.attribution(self._reading.model)
             return _fixed_ranking(attribute([self._reading], request)[0].whole()[-1].mT)
-        return ranking_of(self._attention.measure(READINGS[name], self._reading.model.attention_layers))
+        return ranking_of(self._attention.measure(MEASURE_KINDS[name], self._reading.model.attention_layers))
 
     @cached_property
     def _moved(self) -> Float[Tensor, "output input"]:
@@ -223,8 +223,7 @@ class TestedText:
     @cached_property
     def _attention(self) -> MeasuredText:
         """The text's attention, read with ranges only where a test asks for them."""
-        captured = captured_attention(self._reading).captured()
-        return MeasuredText(captured, None, math.inf if "determined" in self.options.tests else 0.0)
+        return MeasuredText(capture(self._reading), None, math.inf if "determined" in self.options.tests else 0.0)
 
     @cached_property
     def _sources(self) -> Bool[Tensor, "output source"]:

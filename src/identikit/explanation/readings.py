@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from identikit.attention.intervals import Bounding
 from identikit.attention.measure import MeasuredText
-from identikit.attention.reading_result import AttentionMeasure, HeadScores
-from identikit.attention.readings import READINGS
+from identikit.attention.measure_kinds import MEASURE_KINDS
+from identikit.attention.measure_result import AttentionMeasure, HeadScores
 from identikit.attention.result import EffectiveAttention
-from identikit.attention.scores import ROLES, scored, scores_result
+from identikit.attention.scores import ROLES, scores_result, text_scores
 from identikit.checks import known_names
 from identikit.errors import InputError, Unavailable
 from identikit.explanation.result import Explanation
@@ -33,7 +33,7 @@ class MeasureChoice(NamedTuple):
 
 
 MEASURE_CHOICES = (
-    *(MeasureChoice(kind.name, kind.meaning, kind.needs_target) for kind in READINGS.values()),
+    *(MeasureChoice(kind.name, kind.meaning, kind.needs_target) for kind in MEASURE_KINDS.values()),
     MeasureChoice(HEAD_ROLES, "Which role each head has, such as previous-token or induction head."),
 )
 """What `explain(measures=…)` knows: the measures of `attention_measure`, and the roles of heads."""
@@ -52,11 +52,11 @@ def checked_names(measures: Sequence[str] | str) -> tuple[str, ...]:
 
 def check_target(reading: TextRun, names: Sequence[str], target: object) -> None:
     """Refuse a target that one of the measures cannot take."""
-    kinds = [READINGS[name] for name in names if name in READINGS and READINGS[name].needs_target]
+    kinds = [MEASURE_KINDS[name] for name in names if name in MEASURE_KINDS and MEASURE_KINDS[name].needs_target]
     if target is not None and kinds:
         checked = checked_target(reading.model, reading, target)
         for kind in kinds:
-            kind.check_aim(checked)
+            kind.check_target(checked)
 
 
 def read_measures(
@@ -79,7 +79,7 @@ def read_measures(
                 facts[name] = _measure_facts(measure, until)
         except InputError as refusal:
             reason = str(refusal)
-            if target is None and name in READINGS and READINGS[name].needs_target:
+            if target is None and name in MEASURE_KINDS and MEASURE_KINDS[name].needs_target:
                 problem = reason.split(". ")[0].rstrip(".")
                 reason = f"{problem}. `attention_measure(model, text, {name!r}, target=…)` may read it."
             measures[name] = Unavailable(reason)
@@ -91,19 +91,19 @@ def _head_roles(text: MeasuredText) -> HeadScores:
     reading = text.captured.reading
     if reading.model.modality != "text":
         raise InputError(f"Roles compare tokens, and {reading.model.name} reads {reading.model.modality}s.")
-    numbers = scored(text.captured, [*ROLES.values()], Bounding(until=text.until))
-    layers = [layer.call.layer for layer in text.captured.layers]
-    return scores_result(reading, reading.text, [numbers], tuple(ROLES), layers, range(reading.model.n_heads))
+    roles = [*ROLES.values()]
+    numbers = text_scores(text.captured, roles, Bounding(until=text.until))
+    return scores_result(text.captured, reading.text, [numbers], roles)
 
 
 def _attention_measure(text: MeasuredText, name: str) -> AttentionMeasure:
     """Read all layers, or through layers what arrives after the last."""
     model = text.captured.reading.model
-    kind = READINGS[name]
-    layers = [layer.call.layer for layer in text.captured.layers]
-    if kind.through and layers != list(model.select_layers(list(range(model.n_layers)))):
+    kind = MEASURE_KINDS[name]
+    layers = text.captured.layer_numbers
+    if kind.through and layers != model.select_layers(list(range(model.n_layers))):
         raise InputError(f"It goes through all layers, and there was time to read only {len(layers)} of them.")
-    return text.overall(kind)
+    return text.measure_all(kind)
 
 
 def _measure_facts(measure: AttentionMeasure, until: float) -> dict[str, object]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 from identikit.attention.estimate import RowSample
-from identikit.attention.reading_result import AttentionMeasure, HeadScores
+from identikit.attention.measure_result import AttentionMeasure, HeadScores
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
 from identikit.checks import known_name

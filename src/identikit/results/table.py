@@ -4,10 +4,11 @@ Each room declares the tables that it writes. `columns.json` in the folder of a 
 are made from these declarations.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from identikit.results.provenance import text_hash
+from identikit.shapes import Tensor
 from identikit.texts.text import Text
 
 if TYPE_CHECKING:
@@ -93,6 +94,19 @@ def texts_table(texts: Sequence[Text], lengths: Sequence[int]) -> "DataFrame":
         "sha256": [text_hash(text) for text in texts],
     }
     return DataFrame(columns).astype({"second": "string"})
+
+
+def tidy_frame(
+    axes: Mapping[str, Iterable[object]], columns: Mapping[str, Tensor], tokens: Tensor | None = None
+) -> "DataFrame":
+    """Return arrays over these axes as a table; `tokens` are the lengths of the texts on the first axis."""
+    from pandas import MultiIndex
+
+    index = MultiIndex.from_product([list(values) for values in axes.values()], names=list(axes))
+    frame = index.to_frame(index=False)
+    if tokens is not None:
+        frame.insert(1, "tokens", tokens.numpy()[frame["text"]])
+    return frame.assign(**{name: column.flatten().numpy() for name, column in columns.items()})
 
 
 def markdown(commands: Mapping[str, Mapping[str, DataTable]]) -> str:

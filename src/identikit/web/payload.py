@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from identikit.attention.interval_result import AttentionIntervals
-from identikit.attention.reading_result import AttentionMeasure, HeadScores
+from identikit.attention.measure_result import AttentionMeasure, HeadScores
 from identikit.attention.result import EffectiveAttention
 from identikit.attribution.result import TokenAttribution
 from identikit.errors import InputError, Unavailable, for_page

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from identikit.attention.captured import Place
+from identikit.attention.captured import RowIndex
 from identikit.attention.estimate import BoundedRows, certain_rows, mean_by_head, mean_by_token
 from identikit.attention.interval_result import AttentionIntervals, strongest_certain
 from identikit.attention.intervals import EXACTLY, bounds_of
-from identikit.attention.quantities import edges_wanted
+from identikit.attention.quantities import key_weights
 from identikit.attention.result import EffectiveAttention
 from identikit.errors import InputError
 from identikit.explanation.result import Explanation
@@ -56,7 +56,7 @@ def add_intervals(file: File, result: AttentionIntervals, progress: Progress) ->
 
 def _rows(
     file: File,
-    places: Sequence[Place],
+    places: Sequence[RowIndex],
     lower: Float[Tensor, "row key"],
     upper: Tensor,
     strongest: Float[Tensor, "row"],
@@ -128,27 +128,29 @@ def _ranked(result: Explanation, bounded: BoundedRows) -> list[int]:
     return [row for row in ranked if float(width[row]) > NARROW][:most]
 
 
-def _opening(result: Explanation, rows: Mapping[Place, int], tokens: Sequence[str]) -> int:
+def _opening(result: Explanation, rows: Mapping[RowIndex, int], tokens: Sequence[str]) -> int:
     """Choose the row that the page opens with: one that the verdict names, and of a word where there is one."""
     places = [place for place in _named_rows(result) if place in rows] or list(rows)
     return rows[next((place for place in places if tokens[place[2]].strip().isalpha()), places[0])]
 
 
-def _named_rows(result: Explanation) -> list[Place]:
+def _named_rows(result: Explanation) -> list[RowIndex]:
     """Return the rows of the edges that the verdict names, as places."""
     numbers = result.axis("layer").values
     edges = (*result.about["least_certain"], *result.about["outside"])
     return [(numbers.index(edge["layer"]), edge["head"], edge["query"]) for edge in edges]
 
 
-def _own_places(attention: EffectiveAttention, places: Sequence[Place]) -> list[Place]:
+def _own_places(attention: EffectiveAttention, places: Sequence[RowIndex]) -> list[RowIndex]:
     """Return places among selected layers and heads as places in what was captured."""
     layers = attention.axis("layer").source_indices
     heads = attention.axis("head").source_indices
     return [(layers[layer], heads[head], query) for layer, head, query in places]
 
 
-def _vertices(file: File, attention: EffectiveAttention, places: Sequence[Place], chosen: list[int], most: int) -> None:
+def _vertices(
+    file: File, attention: EffectiveAttention, places: Sequence[RowIndex], chosen: list[int], most: int
+) -> None:
     """Add, for the widest edges of the chosen rows, the rows with the same output at both ends of their intervals."""
     n = len(attention.tokens)
     width = (file.arrays["rows.upper"] - file.arrays["rows.lower"])[chosen]
@@ -172,7 +174,7 @@ def _vertices(file: File, attention: EffectiveAttention, places: Sequence[Place]
     }
 
 
-def _grid_rows(attention: EffectiveAttention, place: Place) -> int:
+def _grid_rows(attention: EffectiveAttention, place: RowIndex) -> int:
     """Return for how many rows a file holds the grid of epsilons: at least one, but none in a very long text."""
     basis = attention.captured().rows(_own_places(attention, [place])).basis
     work = (basis.shape[1] * basis.shape[2]) ** 2  # a program per key, with a system of equations in each step
@@ -182,7 +184,7 @@ def _grid_rows(attention: EffectiveAttention, place: Place) -> int:
 def _grid(
     file: File,
     attention: EffectiveAttention,
-    places: Sequence[Place],
+    places: Sequence[RowIndex],
     chosen: list[int],
     progress: Progress,
     until: float = math.inf,
@@ -196,7 +198,7 @@ def _grid(
     shape = len(chosen), len(epsilons), n
     lower = torch.full(shape, torch.nan)
     upper = torch.full(shape, torch.nan)
-    every = edges_wanted(rows.attention.shape[1], top=0)._replace(until=until)
+    every = key_weights(rows.attention.shape[1], top=0)._replace(until=until)
     for at, epsilon in enumerate(epsilons):
         progress("page, grid of epsilons", at, len(epsilons))
         bounds = certified_bounds(rows, every, epsilon=epsilon)
@@ -207,7 +209,7 @@ def _grid(
     file.arrays |= {"grid.row": torch.tensor(chosen, dtype=torch.int32), "grid.lower": lower, "grid.upper": upper}
 
 
-def packed_rows(attention: EffectiveAttention, rows: Sequence[Place], *, epsilon: float = 0.0) -> bytes:
+def packed_rows(attention: EffectiveAttention, rows: Sequence[RowIndex], *, epsilon: float = 0.0) -> bytes:
     """Return the intervals of some rows (the numbers of layer, head and query) with all of their vertices.
 
     With `epsilon`, return their ends when the output may move by this share of its norm instead.
@@ -224,7 +226,7 @@ def packed_rows(attention: EffectiveAttention, rows: Sequence[Place], *, epsilon
         }
     )
     n = len(attention.tokens)
-    _, bounds = bounds_of(attention.captured(), places, edges_wanted(n), bounding=EXACTLY)
+    _, bounds = bounds_of(attention.captured(), places, key_weights(n), bounding=EXACTLY)
     inside = [
         (layers.source_indices.index(layer), heads.source_indices.index(head), query) for layer, head, query in places
     ]
