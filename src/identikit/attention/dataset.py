@@ -129,7 +129,7 @@ class AttentionJob:
         """Return a sum of products that grow with the length and with its square."""
         return length * (length + 256.0)
 
-    def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
+    def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
         """Return the numbers of each text, and what is summed over texts."""
         options = self.options
         layers = model.attention_layers
@@ -139,7 +139,7 @@ class AttentionJob:
         for text_run, done in zip(text_runs, tokens.cumsum(0).tolist(), strict=True):
             numbers = self._numbers_of(checked_attention(text_run, options))
             rows.append({name: array.cpu() for name, array in numbers.items()})
-            told(self.what, done, int(tokens.sum()))
+            progress(self.what, done, int(tokens.sum()))
         by_text = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if name not in _SUMMED}
         return {"tokens": tokens, **by_text, **self.merged(rows)}
 

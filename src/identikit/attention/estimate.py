@@ -150,7 +150,8 @@ def estimated(
         estimates.append((mean, error, least, (known_sum + total + free_rows - bounded) / rows))
     numbers = torch.tensor(estimates, dtype=torch.float64).reshape(-1, 4).mT.unflatten(1, known_sums.shape)
     counts = torch.tensor([len(x) for x in values]).reshape(known_sums.shape)
-    return Mean(*numbers, counts, free)
+    mean, stderr, least, most = numbers
+    return Mean(mean, stderr, least, most, counts, free)
 
 
 def mean_by_layer(sample: RowSample, values: Float[Tensor, "row"], fixed: Sequence[float] | float) -> Mean:

@@ -147,7 +147,8 @@ def intervals_of(
     captured = attention.captured("intervals()")
     last_axis, wanted, members = requested_quantities(attention, key, groups, weights)
     axes = (*(attention.axis(name) for name in _ROW_AXES), last_axis)
-    row_indices = list(product(*(axis.source_indices for axis in axes[:3])))
+    layers, heads, queries = (axis.source_indices for axis in axes[:3])
+    row_indices = list(product(layers, heads, queries))
     image_keys = _image_keys(attention) if wanted.top else None
     with_images = wanted if image_keys is None else wanted._replace(objectives=image_keys)
     rows, bounds = bounds_of(captured, row_indices, with_images, bounding=bounding, progress=progress)
@@ -240,7 +241,8 @@ def bounds_of(
         progress("attention intervals, rows", len(row_indices), len(row_indices))
     if sink and keys is not None:
         without_sink = [key for key in range(bounds.lower.shape[1]) if key != n]
-        bounds = Bounds(*(array[:, without_sink] for array in bounds[:3]), bounds.order)
+        lower, upper, gap = (array[:, without_sink] for array in bounds[:3])
+        bounds = Bounds(lower, upper, gap, bounds.order)
     bounds.lower.masked_fill_(bounds.lower == 0, 0.0)  # -0.0 is 0
     return rows, bounds._replace(order=bounds.order.minimum(rows.visible[:, :n].sum(-1)).clamp(max=TOP))
 

@@ -239,7 +239,7 @@ class MeasuredText:
         captured = self.captured
         n = len(captured.reading.keys)
         shape = (len(captured.layers), len(captured.head_numbers), len(captured.reading.tokens), n)
-        row_indices = list(product(*map(range, shape[:3])))
+        row_indices = list(product(range(shape[0]), range(shape[1]), range(shape[2])))
         bounding = Bounding(until=self.until)
         rows, bounds = bounds_of(
             captured, row_indices, key_weights(n, top=0), bounding=bounding, progress=self.progress

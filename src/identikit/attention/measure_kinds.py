@@ -262,4 +262,5 @@ def alti(layer: Layer, weights: MeasureValues, stream: StreamLayer) -> MeasureVa
         farthest = (distances[:, 2] + room).sum(-1)
         nearest = (distances[:, 2] - room).clamp(min=0).sum(-1)
         rows.append((output.abs().sum() - torch.stack([raw, effective, farthest, nearest])).clamp(min=0))
-    return MeasureValues(*torch.stack(rows, dim=1), weights.gap.sum(0))
+    raw, effective, lower, upper = torch.stack(rows, dim=1)
+    return MeasureValues(raw, effective, lower, upper, weights.gap.sum(0))

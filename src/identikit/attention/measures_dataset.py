@@ -61,7 +61,7 @@ class MeasuresJob:
         """Return about how many programs there are, each as long as the text."""
         return float(length) ** 3
 
-    def compute(self, model: Model, task: list[Text], told: Progress) -> dict[str, Tensor]:
+    def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
         """Return the numbers of each text."""
         options = self.options
         layers = model.attention_layers
@@ -74,7 +74,7 @@ class MeasuresJob:
             survivals = [text.measure_all(MEASURE_KINDS[name]).survival() for name in options.measures]
             measures.append(torch.tensor(survivals, dtype=torch.float64))
             scores.append(text_scores(text.captured, [ROLES[name] for name in options.scores]))
-            told(self.what, done, int(tokens.sum()))
+            progress(self.what, done, int(tokens.sum()))
         return {"tokens": tokens, "measures": torch.stack(measures), "scores": torch.stack(scores)}
 
     def merged(self, parts: Sequence[Numbers]) -> Numbers:
