@@ -1,7 +1,6 @@
 """Attention measures, such as rollout, with their exact ranges over all alternatives."""
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -9,7 +8,6 @@ from itertools import product
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from identikit.attention.captured import Captured, capture
 from identikit.attention.effective import selected_capture
@@ -18,16 +16,21 @@ from identikit.attention.layer import USUAL, Layer
 from identikit.attention.measure_kinds import MEASURE_KINDS, MeasureKind, MeasureValues
 from identikit.attention.measure_result import AttentionMeasure
 from identikit.attention.proofs import Claims, Provable, chain_claims, scaled_claims
-from identikit.attention.quantities import TOP, key_weights
+from identikit.attention.quantities import key_weights
 from identikit.attention.result import EffectiveAttention
+from identikit.attention.source_order import (
+    ORDER_ARRAYS,
+    TimedCompare,
+    compare_edges,
+    compare_through,
+    order_of_sources,
+)
 from identikit.attention.stream import WatchedRun, logit_directions, stream_of, watched_run
-from identikit.attention.walk import Walk, walk_of
+from identikit.attention.walk import walk_of
 from identikit.checks import function, known_name
 from identikit.errors import InputError
 from identikit.maths.boxes import CORNERS
 from identikit.maths.chain import Chain, greatest_over_boxes, greatest_through_layers, shares_of, through_layers
-from identikit.maths.measures import certain_order
-from identikit.maths.polytope.exact import greatest_lead, portions_in_time
 from identikit.maths.polytope.rows import Rows
 from identikit.models.decoder import input_facts
 from identikit.models.isolation import standard_torch_state
@@ -37,13 +40,8 @@ from identikit.models.text_run import run_texts
 from identikit.progress import Progress, Watched, reporting, silent
 from identikit.results.axis import Axis, Index, selected_indices
 from identikit.results.source import StoredArrays
-from identikit.shapes import Float, Int, Tensor
+from identikit.shapes import Tensor
 from identikit.texts.text import SOURCE, is_text_list
-
-_ORDER_ARRAYS = ("certain_order", "order_is_decided")
-_LARGEST_BATCH = 2**23  # numbers of one kind that are held while pairs of sources are compared
-TimedCompare = Callable[[float, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Compares two sources of rows as `maths.measures.Compare` does, until a time on the monotonic clock."""
 
 
 @reporting
@@ -166,7 +164,7 @@ class MeasuredText:
         values = values.apply(torch.Tensor.cpu)
         layer_indices = [self.captured.layer_numbers.index(layer) for layer in layers]
         compute_order = partial(
-            _certain_order, (self.until, self.order_seconds), values, kind.through, compare, layer_indices
+            order_of_sources, (self.until, self.order_seconds), values, kind.through, compare, layer_indices
         )
         values = values.apply(lambda array: array[layer_indices])
         certain = values.lower.clamp(min=0) + (-values.upper).clamp(min=0)
@@ -174,7 +172,7 @@ class MeasuredText:
         share = torch.where(total > 0, certain.sum(-1) / total, 1.0).clamp(max=1.0)
         arrays = _LazyArrays(values._asdict() | {"certain_share": share}, compute_order)
         dims = dict.fromkeys(values._fields, kind.axes)
-        dims |= dict.fromkeys(("certain_share", *_ORDER_ARRAYS), kind.axes[:-1])
+        dims |= dict.fromkeys(("certain_share", *ORDER_ARRAYS), kind.axes[:-1])
         source = StoredArrays(arrays, dims) if claims is None else Provable(arrays, dims, claims)
         return self._result(kind, layers, source)
 
@@ -264,7 +262,7 @@ class MeasuredText:
         mean = "head" not in kind.axes
         if mean:
             values = values.apply(lambda array: array.mean(1))
-        return values, partial(_compare_edges, rows, factor, mean), scaled_claims(self.captured, factor, mean)
+        return values, partial(compare_edges, rows, factor, mean), scaled_claims(self.captured, factor, mean)
 
     def _joint(self, kind: MeasureKind) -> tuple[MeasureValues, None]:
         """Measure all heads together, from the weights and their ends; through layers, with outer bounds of shares."""
@@ -312,94 +310,4 @@ class MeasuredText:
             walk.after_blocks(list(through_layers(maps, chain, start))) for maps in (raw_maps, effective_maps)
         )
         values = MeasureValues(raw, effective, lower, upper, torch.maximum(upper_gap, lower_gap))
-        return values, partial(_compare_through, rows, chain, walk), chain_claims(self.captured, walk, chain)
-
-
-# The order of sources
-
-
-@standard_torch_state()
-def _certain_order(
-    limits: tuple[float | None, float | None],
-    values: MeasureValues,
-    through: bool,
-    compare: TimedCompare | None,
-    layer_indices: Sequence[int],
-) -> dict[str, Tensor]:
-    """Count the strongest sources that are in this order in all alternatives, in these layers.
-
-    `limits` are `until` and `order_seconds` of `MeasuredText`.
-    """
-    until, seconds = limits
-    deadline = math.inf if until is None else until
-    if seconds is not None:
-        deadline = time.monotonic() + seconds
-    shape = values.raw.shape
-    sources = torch.zeros(shape, dtype=torch.bool)
-    sources[layer_indices] = ((values.upper != 0) | (values.lower != 0))[layer_indices]
-    if through:
-        sources &= ~torch.eye(*shape[-2:], dtype=torch.bool)
-    raw, lower, upper, sources = (
-        array.reshape(-1, shape[-1]) for array in (values.raw, values.lower, values.upper, sources)
-    )
-    timed = None if compare is None else partial(compare, deadline)
-    order = certain_order(raw, (lower, upper), sources, timed, TOP, scale=raw.abs().amax(-1))
-    by_layer = (array.reshape(shape[:-1])[layer_indices] for array in order)
-    return dict(zip(_ORDER_ARRAYS, by_layer, strict=True))
-
-
-def _compare_edges(
-    rows: Rows,
-    factor: Float[Tensor, "layer head query key"],
-    mean: bool,
-    deadline: float,
-    row: Int[Tensor, "pair"],
-    first: Int[Tensor, "pair"],
-    second: Int[Tensor, "pair"],
-) -> tuple[Float[Tensor, "pair"], Float[Tensor, "pair"]]:
-    """Solve one program per pair and row; where rows are means over heads, one per head."""
-    ahead = factor.new_full(row.shape, torch.nan, device="cpu")
-    gap = ahead.clone()
-    heads, queries, keys = factor.shape[1:]
-    scales = factor.flatten(0, 2)
-    largest = _LARGEST_BATCH // (keys * (heads if mean else 1)) + 1
-    for pairs in portions_in_time(torch.arange(len(row)), deadline, most=largest):
-        solved_rows = row[pairs][None]
-        if mean:  # rows of a head stand together
-            first_row = solved_rows // queries * heads * queries + solved_rows % queries
-            solved_rows = first_row + torch.arange(heads)[:, None] * queries
-        shape = solved_rows.shape
-        solved_rows = solved_rows.flatten().to(factor.device)
-        sources = (source[pairs.repeat(shape[0])].to(factor.device) for source in (first, second))
-        of_heads = greatest_lead(rows, solved_rows, *sources, scales=scales[solved_rows])
-        ahead[pairs], gap[pairs] = (array.reshape(shape).mean(0).cpu() for array in of_heads)
-    return ahead, gap
-
-
-def _compare_through(
-    rows: Sequence[Rows],
-    chain: Chain,
-    walk: Walk,
-    deadline: float,
-    row: Int[Tensor, "pair"],
-    first: Int[Tensor, "pair"],
-    second: Int[Tensor, "pair"],
-) -> tuple[Float[Tensor, "pair"], Float[Tensor, "pair"]]:
-    """Send the difference of two sources through the layers, each distinct pair once for all rows that need it."""
-    distinct, index = torch.stack([first, second]).unique(dim=1, return_inverse=True)
-    ahead = torch.full(row.shape, torch.nan, dtype=torch.float64)
-    gap = ahead.clone()
-    block = row // walk.outputs
-    for portion in portions_in_time(
-        torch.arange(distinct.shape[1]), deadline, most=_LARGEST_BATCH // len(rows[0].group) + 1
-    ):
-        first_sources, second_sources = F.one_hot(distinct[:, portion], walk.inputs).double()
-        pairs = ((index >= portion[0]) & (index <= portion[-1])).nonzero()[:, 0]
-        ends = walk.ends[: int(block[pairs].max()) + 1]
-        start = (second_sources - first_sources).to(rows[0].attention)
-        extremes = greatest_through_layers(rows[: ends[-1] + 1], chain, start, until=deadline)
-        values, gaps = (torch.stack(arrays)[ends].cpu() for arrays in zip(*extremes, strict=True))
-        entry = block[pairs], index[pairs] - portion[0], row[pairs] % walk.outputs
-        ahead[pairs] = values[entry]
-        gap[pairs] = gaps[entry]
-    return ahead, gap
+        return values, partial(compare_through, rows, chain, walk), chain_claims(self.captured, walk, chain)
