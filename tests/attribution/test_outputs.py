@@ -158,7 +158,7 @@ def test_the_sweeps_jacobian_gives_the_same():
     target = checked_target(model, TEXT, "w9@2")
     states = target.states().requires_grad_()
     with torch.enable_grad():
-        (by_states,) = torch.autograd.grad(target.value(states), states)
+        (by_states,) = torch.autograd.grad(target.number(states[None])[0], states)
     plain = Plain(model, batch(model, TEXT))
     gradient = plain.gradient(lambda run: (run.hidden * by_states).sum())
     found = ik.token_attribution(model, TEXT, target="w9@2")
@@ -169,8 +169,8 @@ def test_targets_are_of_many_states_at_once():
     model = tiny.shared("llama", dtype=torch.float64)
     target = checked_target(model, TEXT, "w9")
     states = target.states()
-    both = target.value(torch.stack([states, 2 * states]))
-    assert float(both[0]) == pytest.approx(float(target.value(states)), rel=1e-12) and both[0] != both[1]
+    both = target.number(torch.stack([states, 2 * states]))
+    assert float(both[0]) == pytest.approx(float(target.number(states[None])), rel=1e-12) and both[0] != both[1]
     assert target.probability is not None and 0 < float(target.probability(states[None])[0]) < 1
 
 

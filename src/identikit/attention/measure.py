@@ -205,7 +205,7 @@ class MeasuredText:
         """What gradients and logits are of."""
         text_run = self.captured.reading
         target = checked_target(text_run.model, text_run, self.target)
-        if target.parts != (text_run,):
+        if target.runs != (text_run,):
             raise InputError(f"The {target.label} compares two texts that are read apart, and attention is of one.")
         return target
 

@@ -41,7 +41,7 @@ def attribute_output(text: TextRun, requested: object, *, source: str = "before"
     labels = tuple(target.label for target in targets)
     states = first.states()[None]
     chances = [target.probability for target in targets]
-    about = joint_facts(first.parts) | {
+    about = joint_facts(first.runs) | {
         "target": list(labels),
         "value": [float(target.number(states)) for target in targets],
         "probability": [None if chance is None else float(chance(states)) for chance in chances],
@@ -67,21 +67,21 @@ def checked_targets(text: TextRun, requested: object) -> list[Target]:
         if labels.count(label) > 1:
             advice = "Give each once, and each function a name of its own."
             raise InputError(f"target= has two targets that are called {label!r}. {advice}")
-    if len({len(target.parts) for target in targets}) > 1:
+    if len({len(target.runs) for target in targets}) > 1:
         raise InputError("'similarity' reads the halves of a pair apart: it cannot be listed with other targets.")
     return targets
 
 
-def joint_facts(parts: Sequence[TextRun]) -> dict[str, list[Any]]:
+def joint_facts(texts: Sequence[TextRun]) -> dict[str, list[Any]]:
     """Return what a Result keeps of texts whose inputs stand one after another."""
-    return join_facts([input_facts(part) for part in parts])
+    return join_facts([input_facts(text) for text in texts])
 
 
 def _gradients(targets: Sequence[Target], after: int) -> tuple[Tensor, Float[Tensor, "target n d_x"]]:
     """Return the input vectors, those of a source after the text's own, and each target's derivatives by them."""
     vectors = []
     gradients = []
-    for stack, _ in stacks_of(targets[0].parts[0]):
+    for stack, _ in stacks_of(targets[0].runs[0]):
         vectors.append(targets[0].inputs(after, stack))
         gradients.append(torch.stack([_gradient(target, vectors[-1], after, stack) for target in targets]))
     return torch.cat(vectors), torch.cat(gradients, dim=1).cpu()
@@ -89,7 +89,7 @@ def _gradients(targets: Sequence[Target], after: int) -> tuple[Tensor, Float[Ten
 
 def _gradient(target: Target, inputs: Float[Tensor, "n d_x"], after: int, stack: Model) -> Float[Tensor, "n d_x"]:
     vectors = inputs[None].detach().clone()
-    model = target.parts[0].model
+    model = target.runs[0].model
     with model.tapped(), differentiable_attention(), torch.enable_grad():
         vectors.requires_grad_()
         value = target.of_inputs(vectors, after, stack).sum()

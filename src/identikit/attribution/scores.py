@@ -1,6 +1,6 @@
 """Anybody's scores of tokens as a Result, and the attributions of Captum on our reading of a text."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -28,6 +28,7 @@ from identikit.shapes import Float, Tensor
 from identikit.texts.text import is_text_list
 
 AXES = ("layer", "output", "input")
+METHODS = ("integrated gradients", "gradient x input", "occlusion")
 BASELINES = ("zero", "mask", "pad")
 _TOKENS_AT_ONCE = 4096  # of the copies of a text that Captum runs together
 
@@ -118,7 +119,7 @@ def captum_attribution(
     """
     model = checked_model(model)
     progress = function("progress", progress)
-    compute = METHODS[known_name("method", method, tuple(METHODS))]
+    known_name("method", method, METHODS)
     known_name("baseline", baseline, BASELINES)
     steps = whole_number("steps", steps, least=1)
     if isinstance(target, list):
@@ -130,13 +131,14 @@ def captum_attribution(
         (output,) = checked_targets(text_run, target)
         start = _baseline(output, baseline)
         with model.tapped(), differentiable_attention():
-            numbers = compute(output, start, steps)
-        value, at_baseline = _number(output)(torch.stack([output.inputs(FIRST_BLOCK), start])).tolist()
+            numbers = _by_captum(method, output, start, steps)
+        ends = torch.stack([output.inputs(FIRST_BLOCK), start])
+        value, at_baseline = output.of_inputs(ends, FIRST_BLOCK).tolist()
         details = {"value": value, "baseline": baseline, "baseline_value": at_baseline}
         if method == "integrated gradients":
             details |= {"steps": steps, "gap": float(numbers.double().sum()) - (value - at_baseline)}
         settings = {"method": method, "target": output.label, "baseline": baseline, "steps": steps}
-        about = joint_facts(output.parts) | {"name": method, "target": output.label, "details": details}
+        about = joint_facts(output.runs) | {"name": method, "target": output.label, "details": details}
         provenance = model.provenance(text_run.text, **settings, captum=_captum().__version__)
         results.append(_scores(numbers.cpu(), about, provenance))
         progress("attribution by Captum, texts", len(results), len(texts))
@@ -160,52 +162,32 @@ def _baseline(target: Target, name: str) -> Float[Tensor, "n d_x"]:
     if name == "zero":
         return torch.zeros_like(inputs)
     replaced = []
-    for part in target.parts:
-        model = part.model
+    for run in target.runs:
+        model = run.model
         token = getattr(model.tokenizer, f"{name}_token_id", None)
-        if part.batch.images is not None:
+        if run.batch.images is not None:
             raise InputError(f"baseline={name!r} replaces tokens, and images cannot be. Use baseline='zero'.")
-        if part.batch.ids is None or token is None or token >= model.vocabulary:
+        if run.batch.ids is None or token is None or token >= model.vocabulary:
             raise InputError(f"baseline={name!r}: {model.name} has no such token. Use baseline='zero'.")
-        ids = torch.where(part.batch.special, part.batch.ids, token)
-        replaced.append(replace(part, trace=model.trace(replace(part.batch, ids=ids))))
-    return replace(target, parts=tuple(replaced)).inputs(FIRST_BLOCK)
+        ids = torch.where(run.batch.special, run.batch.ids, token)
+        replaced.append(replace(run, trace=model.trace(replace(run.batch, ids=ids))))
+    return replace(target, runs=tuple(replaced)).inputs(FIRST_BLOCK)
 
 
-def _number(target: Target) -> Callable[[Tensor], Tensor]:
-    """Return the target as a function of what enters the first block."""
-    return partial(target.of_inputs, after=FIRST_BLOCK)
-
-
-def _integrated_gradients(target: Target, start: Tensor, steps: int) -> Float[Tensor, "n"]:
-    from captum.attr import IntegratedGradients
-
-    at_once = max(1, _TOKENS_AT_ONCE // len(start))
-    attributions = IntegratedGradients(_number(target)).attribute(
-        target.inputs(FIRST_BLOCK)[None], baselines=start[None], n_steps=steps, internal_batch_size=at_once
-    )
-    return attributions[0].detach().sum(-1)
-
-
-def _gradient_x_input(target: Target, start: Tensor, steps: int) -> Float[Tensor, "n"]:
-    from captum.attr import InputXGradient
-
-    inputs = target.inputs(FIRST_BLOCK)[None].requires_grad_()
-    return InputXGradient(_number(target)).attribute(inputs)[0].detach().sum(-1)
-
-
-def _occlusion(target: Target, start: Tensor, steps: int) -> Float[Tensor, "n"]:
-    from captum.attr import Occlusion
-
-    attributions = Occlusion(_number(target)).attribute(
-        target.inputs(FIRST_BLOCK)[None], sliding_window_shapes=(1, start.shape[1]), baselines=start[None]
-    )
-    return attributions[0].detach()[:, 0]  # what a window changes is given for each of its entries
-
-
-METHODS: Mapping[str, Callable[[Target, Tensor, int], Tensor]] = {
-    "integrated gradients": _integrated_gradients,
-    "gradient x input": _gradient_x_input,
-    "occlusion": _occlusion,
-}
-"""The methods of Captum that `captum_attribution` knows."""
+def _by_captum(method: str, target: Target, start: Float[Tensor, "n d_x"], steps: int) -> Float[Tensor, "n"]:
+    """Return what a method of Captum gives to each token; `start` is what its vectors are compared with."""
+    captum = _captum().attr
+    number = partial(target.of_inputs, after=FIRST_BLOCK)
+    inputs = target.inputs(FIRST_BLOCK)[None]
+    if method == "integrated gradients":
+        at_once = max(1, _TOKENS_AT_ONCE // len(start))
+        by_entry = captum.IntegratedGradients(number).attribute(
+            inputs, baselines=start[None], n_steps=steps, internal_batch_size=at_once
+        )
+    elif method == "gradient x input":
+        by_entry = captum.InputXGradient(number).attribute(inputs.requires_grad_())
+    else:  # what a window changes is given for each of its entries
+        window = (1, start.shape[1])
+        by_entry = captum.Occlusion(number).attribute(inputs, sliding_window_shapes=window, baselines=start[None])
+        return by_entry[0].detach()[:, 0]
+    return by_entry[0].detach().sum(-1)

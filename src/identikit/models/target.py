@@ -1,4 +1,4 @@
-"""What an explanation is of: a number that a model makes of the last hidden vectors of a text.
+"""What an explanation explains: a number that a model computes from the last hidden vectors of a text.
 
 - a next token, by what it spells or its id; at another place `"Paris@7"`, and the model's own prediction there `"@7"`.
   A masked model is asked at its one masked position
@@ -36,42 +36,36 @@ Number = Callable[[Float[Tensor, "batch n d"]], Float[Tensor, "batch"]]
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A number made of the last hidden vectors.
+    """A number computed from the last hidden vectors.
 
     - `label`: what it is, in a few words
-    - `parts`: the texts whose hidden vectors it is of, one after another: the text itself, or both halves of a pair
-      that were read apart from each other
-    - `number`: makes the number, for each of a batch of last hidden vectors
-    - `probability`: the probability of its token or class; None where it is of several, or of none
-    - `token`: the token whose logit it is, if it is one; `place`: the position whose logits it is of
+    - `runs`: the texts whose hidden vectors it depends on, one after another: the text itself, or both halves of a
+      pair that were read apart from each other
+    - `number`: computes the number, for each of a batch of last hidden vectors
+    - `probability`: computes the probability of its token or class; None where there are several, or none
+    - `token`: the token whose logit it is, if it is one
     """
 
     label: str
-    parts: tuple[TextRun, ...]
+    runs: tuple[TextRun, ...]
     number: Number
     probability: Number | None = None
     token: int | None = None
-    place: int | None = None
-
-    def value(self, states: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
-        """Return the number for the last hidden vectors of the text, before any final norm; differentiable."""
-        value = self.number(states.unsqueeze(0) if states.ndim == 2 else states)
-        return value[0] if states.ndim == 2 else value
 
     def states(self) -> Float[Tensor, "n d"]:
         """Return the last hidden vectors of the text itself."""
-        return torch.cat([_trace(part).hidden[-1][0] for part in self.parts])
+        return torch.cat([_trace(run).hidden[-1][0] for run in self.runs])
 
     def inputs(self, after: int = EMBEDDING, stack: Model | None = None) -> Float[Tensor, "n d_x"]:
         """Return the input vectors of the text itself: the embedding sums, or what enters the first block.
 
         With an encoder as the `stack`, they are those of the source.
         """
-        model = self.parts[0].model
+        model = self.runs[0].model
         if stack is None or stack is model:
-            traces = [_trace(part) for part in self.parts]
+            traces = [_trace(run) for run in self.runs]
         else:
-            traces = [stack.trace(part.batch.source) for part in self.parts if part.batch.source is not None]
+            traces = [stack.trace(run.batch.source) for run in self.runs if run.batch.source is not None]
         if after == FIRST_BLOCK and (stack or model).family.embedding is not None:
             return torch.cat([trace.blocks[0].hidden[0] for trace in traces])
         return torch.cat([trace.inputs[0] for trace in traces])
@@ -80,16 +74,15 @@ class Target:
         self, vectors: Float[Tensor, "batch n d_x"], after: int = EMBEDDING, stack: Model | None = None
     ) -> Float[Tensor, "batch"]:
         """Return the number for other input vectors (see `inputs`), run through the whole model; differentiable."""
-        lengths = [len(part.tokens) for part in self.parts] if len(self.parts) > 1 else [vectors.shape[1]]
-        hidden = [
-            run_from(part.model, part.batch, some, after, stack=stack).hidden
-            for part, some in zip(self.parts, vectors.split(lengths, 1), strict=True)
-        ]
+        lengths = [len(run.tokens) for run in self.runs] if len(self.runs) > 1 else [vectors.shape[1]]
+        hidden = []
+        for run, run_vectors in zip(self.runs, vectors.split(lengths, 1), strict=True):
+            hidden.append(run_from(run.model, run.batch, run_vectors, after, stack=stack).hidden)
         return self.number(torch.cat(hidden, 1))
 
 
 def checked_target(model: Model, text: object, target: object = PREDICTION) -> Target:
-    """Return what a text is explained for; `text` may be a Reading. None is the model's own prediction."""
+    """Return the target of an explanation of a text, which may be a `TextRun`; None is the model's own prediction."""
     if is_text_list(text):
         raise InputError("A target is of one text: pass a text, a pair or token ids.")
     reading = with_trace(text if isinstance(text, TextRun) else prepare_texts(model, text)[0])
@@ -102,20 +95,20 @@ def checked_target(model: Model, text: object, target: object = PREDICTION) -> T
     if isinstance(target, tuple):
         if len(target) != 2:
             raise InputError(f"target={shortened(target)} cannot be used: a pair is one target against another.")
-        first, second = (checked_target(model, reading, each) for each in target)
-        if len(first.parts) != len(second.parts):
+        first, second = (checked_target(model, reading, side) for side in target)
+        if len(first.runs) != len(second.runs):
             raise InputError("'similarity' reads the halves of a pair apart: it cannot be set against other targets.")
         if not callable(target[0]) and (first.label, first.token) == (second.label, second.token):
             raise InputError(f"target={shortened(target)} sets the {first.label} against itself: all of it is 0.")
         label = f"{first.label} against {second.label}"
-        return Target(label, first.parts, lambda states: first.number(states) - second.number(states))
+        return Target(label, first.runs, lambda states: first.number(states) - second.number(states))
     if is_collection(target):
         raise InputError(f"target={shortened(target)} cannot be used: expected one target.")
     return _logit(reading, PREDICTION if target is None else target)
 
 
 def with_trace(reading: TextRun) -> TextRun:
-    """Return a text with a run of its own, so that it is not run again for each thing that is asked of it."""
+    """Return a text together with its trace, so that the model does not run again for each use of it."""
     return reading if reading.trace is not None else replace(reading, trace=reading.model.trace(reading.batch))
 
 
@@ -149,12 +142,12 @@ def _logit(reading: TextRun, target: Any) -> Target:
             "last hidden vectors (1, token, feature) that returns one number can be a target, too."
         )
     spells = logits.ndim == 3 and model.modality == "text" and model.hf.get_output_embeddings() is not None
-    named, place = _divided(reading, target, spells) if logits.ndim == 3 else (target, None)
-    choices = logits[0] if place is None else logits[0, place]
-    if isinstance(named, str) and named == PREDICTION:
+    name, position = _name_and_position(reading, target, spells) if logits.ndim == 3 else (target, None)
+    choices = logits[0] if position is None else logits[0, position]
+    if isinstance(name, str) and name == PREDICTION:
         index = int(choices.argmax())
     else:
-        index = _token(model, named) if spells and isinstance(named, str) else _class(model, named)
+        index = _token(model, name) if spells and isinstance(name, str) else _class(model, name)
     if index is None or not 0 <= index < len(choices):
         kind = "a token" if spells else "a class"
         raise InputError(
@@ -162,13 +155,14 @@ def _logit(reading: TextRun, target: Any) -> Target:
             "Python a function."
         )
     label = f"token {model.tokenizer.decode([index])!r}" if spells else f"class {_labels(model).get(index, index)}"
-    is_next = spells and _continues(model) and place == logits.shape[1] - 1
-    where = "" if place is None or is_next else f" at position {place}"
+    is_next = spells and _continues(model) and position == logits.shape[1] - 1
+    where = "" if position is None or is_next else f" at position {position}"
+    positions = None if position is None else [position]
 
     def scores(states: Tensor) -> Float[Tensor, "batch choice"]:
-        made = run_from(model, reading.batch, states, model.n_layers - 1, positions=None if place is None else [place])
-        assert made.logits is not None
-        return made.logits.flatten(0, made.logits.ndim - 2)
+        logits = run_from(model, reading.batch, states, model.n_layers - 1, positions=positions).logits
+        assert logits is not None
+        return logits.flatten(0, logits.ndim - 2)
 
     return Target(
         f"{'next ' if is_next else ''}{label}{where}",
@@ -176,20 +170,19 @@ def _logit(reading: TextRun, target: Any) -> Target:
         lambda states: scores(states)[:, index],
         lambda states: scores(states).softmax(-1)[:, index],
         index if spells else None,
-        place,
     )
 
 
 def _continues(model: Model) -> bool:
-    """Whether a model predicts the next token at each: one that is causal, or a decoder that looks at its source."""
+    """Whether a model predicts the next token at each: a causal model, or a decoder that looks at its source."""
     return model.causal or model.decoder_attention is not None
 
 
-def _divided(reading: TextRun, target: object, spells: bool) -> tuple[object, int]:
-    """Divide a target into what it names and the position whose logits it is of."""
+def _name_and_position(reading: TextRun, target: object, spells: bool) -> tuple[object, int]:
+    """Return what a target names, and the position of its logits: `Paris@7` is `Paris` and 7."""
     model = reading.model
     n = len(reading.tokens)
-    if isinstance(target, str) and not (spells and _token(model, target, strict=False) is not None):
+    if isinstance(target, str) and not (spells and _find_token(model, target) is not None):
         name, at, position = target.rpartition("@")
         if at and position.isdecimal():
             if int(position) >= n:
@@ -200,32 +193,37 @@ def _divided(reading: TextRun, target: object, spells: bool) -> tuple[object, in
     mask = getattr(model.tokenizer, "mask_token_id", None)
     assert reading.batch.ids is not None or not spells
     ids = [] if reading.batch.ids is None else reading.batch.ids[0].tolist()
-    masked = [place for place, token in enumerate(ids) if spells and token == mask]
+    masked = [position for position, token in enumerate(ids) if spells and token == mask]
     if len(masked) == 1:
         return target, masked[0]
-    there = f"{len(masked)} masked tokens" if spells else "an answer for each token"
-    raise InputError(f"{model.name} has {there} here. Say which position the target is at, such as target='@{n // 2}'.")
+    answers = f"{len(masked)} masked tokens" if spells else "an answer for each token"
+    raise InputError(
+        f"{model.name} has {answers} here. Say which position the target is at, such as target='@{n // 2}'."
+    )
 
 
-def _token(model: Model, target: str, *, strict: bool = True) -> int | None:
+def _typed(model: Model, target: str) -> list[list[int]]:
+    """Return the tokens of a word as it is typed, and with a space before it."""
+    typed = (target, f" {target}")
+    return [tokenize(model.tokenizer, word, add_special_tokens=False)["input_ids"] for word in typed]
+
+
+def _find_token(model: Model, target: str) -> int | None:
     """Return the id of what is one token as it is typed, or else with a space before it."""
-    if target == PREDICTION:
-        return -1
-    counts = []
-    for typed in (target, f" {target}"):
-        ids = tokenize(model.tokenizer, typed, add_special_tokens=False)["input_ids"]
-        if len(ids) == 1 and (ids[0] != model.tokenizer.unk_token_id or target == model.tokenizer.unk_token):
+    tokenizer = model.tokenizer
+    for ids in _typed(model, target):
+        if len(ids) == 1 and (ids[0] != tokenizer.unk_token_id or target == tokenizer.unk_token):
             return int(ids[0])
-        counts.append(len(ids))
-    if strict:
-        raise InputError(
-            f"target={shortened(target)} is {_counted(min(counts))} of {model.name}. Give one token, or its id."
-        )
     return None
 
 
-def _counted(tokens: int) -> str:
-    return "not a token" if tokens == 1 else f"{tokens} tokens"  # one that is unknown
+def _token(model: Model, target: str) -> int:
+    token = _find_token(model, target)
+    if token is None:
+        count = min(map(len, _typed(model, target)))
+        found = "not a token" if count == 1 else f"{count} tokens"  # one that is unknown
+        raise InputError(f"target={shortened(target)} is {found} of {model.name}. Give one token, or its id.")
+    return token
 
 
 def _labels(model: Model) -> dict[int, str]:
@@ -244,15 +242,15 @@ def _class(model: Model, target: object) -> int | None:
 
 
 def _with_logits(function: Callable[..., object]) -> Callable[[Tensor | None, Tensor], object]:
-    """Return a user's function as one of the logits and the hidden vectors, whichever of the two it takes."""
+    """Return a user's function as one that takes logits and hidden vectors, although it may take only the latter."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # a builtin one
         return lambda logits, hidden: function(hidden)
-    for arguments, made in (((0, 0), function), ((0,), lambda logits, hidden: function(hidden))):
+    for arguments, adapted in (((0, 0), function), ((0,), lambda logits, hidden: function(hidden))):
         with suppress(TypeError):
             signature.bind(*arguments)
-            return made
+            return adapted
     raise InputError(
         f"target={shortened(function)} cannot be used: expected a function of the last hidden vectors, or of the "
         f"logits and these, and its arguments are {signature}."
@@ -261,10 +259,10 @@ def _with_logits(function: Callable[..., object]) -> Callable[[Tensor | None, Te
 
 def _of_function(reading: TextRun, function: Callable[[Tensor | None, Tensor], object], states: Tensor) -> Tensor:
     model = reading.model
-    made = run_from(model, reading.batch, states, model.n_layers - 1).logits
+    all_logits = run_from(model, reading.batch, states, model.n_layers - 1).logits
     values = []
     for row in range(len(states)):
-        logits = None if made is None else made[row : row + 1]
+        logits = None if all_logits is None else all_logits[row : row + 1]
         value = call_user_function("target=", function, logits, states[row : row + 1])
         if (
             not isinstance(value, torch.Tensor)
@@ -290,16 +288,16 @@ def _similarity(reading: TextRun) -> Target:
     if not _is_pair(pair):
         raise InputError("target='similarity' is of a pair of texts: pass a tuple of two strings.")
     model = reading.model
-    parts = tuple(with_trace(part) for part in prepare_texts(model, list(pair), truncate=reading.may_be_cut))
-    lengths = [len(part.tokens) for part in parts]
+    runs = tuple(with_trace(half) for half in prepare_texts(model, list(pair), truncate=reading.may_be_cut))
+    lengths = [len(run.tokens) for run in runs]
 
     def cosine(states: Tensor) -> Tensor:
         means = []
-        for part, vectors in zip(parts, states.split(lengths, 1), strict=True):
-            final = run_from(model, part.batch, vectors, model.n_layers - 1).final
+        for run, vectors in zip(runs, states.split(lengths, 1), strict=True):
+            final = run_from(model, run.batch, vectors, model.n_layers - 1).final
             if final is None:
                 raise InputError(f"target='similarity' cannot be used: {model.name} has no vectors of its base model.")
             means.append(final.mean(1))
         return F.cosine_similarity(means[0], means[1], dim=-1)
 
-    return Target("similarity of the pair", parts, cosine)
+    return Target("similarity of the pair", runs, cosine)
