@@ -39,7 +39,7 @@ def test_ends_are_sharp_where_attention_is_so_sharp_that_its_set_is_nearly_flat(
     drawn = torch.rand(6, rows.attention.shape[1], generator=torch.Generator().manual_seed(1))
     wanted = Question(objectives=drawn.double())
     proposed = propose(rows, wanted)
-    assert proposed.off.max() < 1e-11
+    assert proposed.distance.max() < 1e-11
     plain = proven_bounds(rows, wanted, propose_plainly(rows, wanted))
     found = proven_bounds(rows, wanted, proposed)
     known = found.gap + plain.gap + 1e-9  # linprog lets weights be a little below 0

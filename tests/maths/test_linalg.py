@@ -41,16 +41,16 @@ def test_cutoff_is_the_formula():
     cutoff = Resolution(2.0**-7).cutoff(torch.tensor([3.0]), torch.tensor([16]), 64)
     assert float(cutoff) == pytest.approx(4 * 2.0**-7 * (1 + math.sqrt(64 / 16)) * 3)
     assert float(Resolution(2.0**-7, 0.5).cutoff(torch.tensor([3.0]), 16, 64)) == pytest.approx(1.5)
-    assert SINGLE.real(torch.zeros(2, 4), 3).sum() == 0
+    assert SINGLE.is_real(torch.zeros(2, 4), 3).sum() == 0
 
 
 @pytest.mark.parametrize(("n", "d"), [(3000, 64), (64, 64), (20, 128)])
 def test_float64_noise_is_below_the_cutoff_and_a_small_value_above(n, d):
     for rank in (1, min(n, d) // 2, min(n, d) - 1):
         singular, _ = right_spectrum(random(n, rank) @ random(rank, d, seed=1))
-        assert int(DOUBLE.real(singular, n).sum()) == rank
+        assert int(DOUBLE.is_real(singular, n).sum()) == rank
         singular[-1] = 1e-12 * singular[0]
-        assert bool(DOUBLE.real(singular, n)[-1])
+        assert bool(DOUBLE.is_real(singular, n)[-1])
 
 
 @given(st.integers(0, 2**32), st.integers(2, 12), st.floats(-20, 0))
@@ -62,7 +62,7 @@ def test_certificate_holds(seed, d, exponent):
     root, good = triangular_roots(values.T @ values, 20, SINGLE)
     singular = torch.linalg.svdvals(values)
     if bool(good):
-        assert bool(SINGLE.real(singular, 20).all())
+        assert bool(SINGLE.is_real(singular, 20).all())
         assert float(singular[-1] / singular[0]) > 1e-5
         torch.testing.assert_close(values @ root @ root.T @ values.T, left @ left.T, atol=1e-5, rtol=0)
     else:

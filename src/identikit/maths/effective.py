@@ -115,7 +115,7 @@ def through_projection(heads: Heads, projection: Float[Tensor, "head d_v d"]) ->
     if bool(linalg.triangular_roots(H @ H.mT, H.shape[2], resolution)[1].all()):
         return heads
     singular, vectors = linalg.right_spectrum(H.mT)
-    real = resolution.real(singular, H.shape[2])
+    real = resolution.is_real(singular, H.shape[2])
     if bool(real.all()):
         return heads
     basis = vectors * real[:, None]

@@ -43,7 +43,7 @@ def joint_null_dim(
         V = heads.values[:, visible.keys[seen]].double()
         scale = linalg.column_scales(V)
         singular, vectors = linalg.right_spectrum(V * scale)
-        real = Resolution(heads.eps).real(singular, V.shape[1])
+        real = Resolution(heads.eps).is_real(singular, V.shape[1])
         turned = (vectors / scale.mT).mT
         spans = [turned[h // heads.group][real[h // heads.group]] @ H[h] for h in range(len(H))]
         return linalg.matrix_rank(_even(torch.cat(spans)), resolution)

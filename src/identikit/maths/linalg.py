@@ -84,7 +84,7 @@ class Resolution:
         unit = self.eps * (math.sqrt(width) if self.exact else 1.0)
         return largest * (4 * unit * (1 + (width / rows).sqrt())).clamp(min=self.tolerance)
 
-    def real(self, singular: Float[Tensor, "*rows d"], count: Tensor | int) -> Bool[Tensor, "*rows d"]:
+    def is_real(self, singular: Float[Tensor, "*rows d"], count: Tensor | int) -> Bool[Tensor, "*rows d"]:
         """Tell which singular values of matrices of `count` rows and d columns are above the cutoff."""
         return singular > self.cutoff(singular.amax(-1), count, singular.shape[-1])[..., None]
 
@@ -154,7 +154,7 @@ def matrix_rank(matrix: Float[Tensor, "row column"], resolution: Resolution) -> 
     if full == 0 or bool(triangular_roots(wide @ wide.mT, count, resolution, floor)[1]):
         return full
     singular = decompose(lambda some: svdvals(qr(some, mode="r").R), wide.mT)
-    return int(resolution.real(singular, count).sum())
+    return int(resolution.is_real(singular, count).sum())
 
 
 def masked_multiply(
@@ -235,7 +235,7 @@ def _row_roots(
         else:
             eigenvalues, vectors = decompose(eigh, gram[head, row])
             singular = eigenvalues.clamp(min=0).sqrt()
-        keep = resolution.real(singular, count[row])
+        keep = resolution.is_real(singular, count[row])
         root[head, row] = vectors * torch.where(keep, 1 / singular, 0.0)[..., None, :]
         rank[head, row] = keep.sum(-1)
     return root, rank

@@ -10,7 +10,7 @@ from identikit.maths.polytope.rows import Rows, join_rows
 from tests.maths.polytope.cases import rows_of
 from tests.reference import intervals as reference
 
-ALONE = least_norm._alone
+ALONE = least_norm._solve_alone
 SHAPES = [(9, 3), (40, 8)]
 
 
@@ -47,7 +47,7 @@ def row_by_row(given: Rows) -> Tensor:
 def fallen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows that the batched method left to the row-wise one: if they are many, that one is compared with itself."""
     left = []
-    monkeypatch.setattr(least_norm, "_alone", lambda rows, row: left.append(row) or ALONE(rows, row))
+    monkeypatch.setattr(least_norm, "_solve_alone", lambda rows, row: left.append(row) or ALONE(rows, row))
     return left
 
 

@@ -292,8 +292,8 @@ def test_what_a_vertex_missed_counts_into_the_gap(monkeypatch):
 
     def off(rows, wanted, **options):
         far = torch.full((len(rows.group),), 1e-3, dtype=torch.float64)
-        found = cpu.propose(rows, wanted, **options)._replace(off=far)
-        return found._replace(greatest=found.greatest + found.missed(found.upper))
+        found = cpu.propose(rows, wanted, **options)._replace(distance=far)
+        return found._replace(greatest=found.greatest + found.excess(found.upper))
 
     monkeypatch.setattr(exact, "_solvers", lambda rows: [off])
     bound, gap = exact.maxima(rows, wanted.objectives.reshape(1, 2, -1))
@@ -348,7 +348,7 @@ def test_an_artificial_column_never_grows_once_a_vertex_is_found():
     values = np.array([5e-12, 0.5])
     inside = np.array([2, 0])  # with two keys, 2 is the first artificial column
     room = np.zeros((2, 2))
-    leaving = numba.njit(lambda *given: simplex._leaving(*given))  # only compiled functions can call it
+    leaving = numba.njit(lambda *given: simplex._choose_leaving(*given))  # only compiled functions can call it
     assert leaving(column, values, inside, 2, room, np.inf) == 0
     assert room[1, 0] == 0
     assert leaving(column, values, inside, 2, room, simplex.ZERO) == 1  # while a vertex is searched, it may
@@ -365,7 +365,7 @@ def test_objectives_with_few_rows_are_shared_out_on_a_gpu_and_stay_the_same():
     assert cuda._blocks(rows, wanted) == 6
     apart = cuda.propose(rows, wanted, vertices=True)
     free = rows.free.nonzero()[:, 0]
-    together = cuda._solved(rows.select(free), wanted, both=True, vertices=True)
+    together = cuda._solve_rows(rows.select(free), wanted, both=True, vertices=True)
     assert_close(apart.greatest[free], together.greatest, 1e-10)
     assert_close(apart.least[free], together.least, 1e-10)
     assert apart.vertices.shape == (len(rows.group), 50, 2, 30)

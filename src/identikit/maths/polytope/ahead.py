@@ -1,7 +1,7 @@
 """Compile the simplex method in a process of its own, while this one loads libraries and the model.
 
-Compiling takes numba some ten seconds, once on a machine, on one core. It keeps what it made on disk, where this
-process then finds it.
+Compiling takes numba some ten seconds, once on a machine, on one core. It caches the result on disk, where this process
+then finds it.
 """
 
 import os
@@ -17,9 +17,9 @@ _compiling: list[subprocess.Popen[bytes]] = []
 
 
 def compile_ahead() -> None:
-    """Start to compile, where nothing that was compiled is kept and there is a core to spare."""
-    kept = os.environ.get("NUMBA_CACHE_DIR")
-    folder = Path(__file__).parent / "__pycache__" if kept is None else Path(kept)
+    """Start to compile, unless compiled code is cached or there is no core to spare."""
+    cache = os.environ.get("NUMBA_CACHE_DIR")
+    folder = Path(__file__).parent / "__pycache__" if cache is None else Path(cache)
     if find_spec("numba") is None or (os.cpu_count() or 1) < 2 or any(folder.rglob("simplex.solve_rows-*.nbi")):
         return
     nothing = subprocess.DEVNULL
@@ -27,11 +27,11 @@ def compile_ahead() -> None:
 
 
 def is_compiling() -> bool:
-    """Say whether the compilation that was started ahead is still running."""
+    """Tell whether the compilation that was started ahead is still running."""
     return any(process.poll() is None for process in _compiling)
 
 
 def wait_for_compiler() -> None:
-    """Wait until what was started ahead is there; if it failed, this process compiles."""
+    """Wait for the compilation that was started ahead; if it failed, this process compiles."""
     while _compiling:
         _compiling.pop().wait()

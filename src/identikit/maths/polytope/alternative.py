@@ -1,4 +1,4 @@
-r"""Another attention row on the simplex with the same head output as a given one (section 3.3 of the paper).
+r"""Another attention row with the same head output: a step along a null direction (section 3.3 of the paper).
 
 One head and one query at a time. Throughout, $a$ is the row of attention over the keys that the query sees (argument
 `attention`), $V$ their values (argument `values`), and the row's polytope is
@@ -61,15 +61,15 @@ def alternative(
     return (moved / moved.sum()).to(attention.device)
 
 
-def _null_direction(wanted: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]) -> Float[Tensor, " key"]:
+def _null_direction(direction: Float[Tensor, " key"], basis: Float[Tensor, "key rank"]) -> Float[Tensor, " key"]:
     """Return the part of a direction orthogonal to the basis, of length 1; round-off components are exactly 0."""
     n, rank = basis.shape
-    null = wanted - basis @ (basis.T @ wanted)
+    null = direction - basis @ (basis.T @ direction)
     null = null - basis @ (basis.T @ null)
-    if not float(null.norm()) > _NO_COMPONENT * float(wanted.norm()):
+    if not float(null.norm()) > _NO_COMPONENT * float(direction.norm()):
         raise InputError(
-            f"Looking for an alternative attention along a direction of length {float(wanted.norm()):.3g}: it has no "
-            f"component in the row's null space ({n - rank} dimensions), so the output cannot stay the same. Give "
+            f"Looking for an alternative attention along a direction of length {float(direction.norm()):.3g}: it has "
+            f"no component in the row's null space ({n - rank} dimensions), so the output cannot stay the same. Give "
             f"another direction, or none."
         )
     null = null / null.norm()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from identikit.maths.polytope.bounds import Question
-from identikit.maths.polytope.exact import proposals
+from identikit.maths.polytope.exact import proposals_for
 from identikit.maths.polytope.rows import Rows
 from identikit.maths.threads import one_thread
 from identikit.shapes import Float, Tensor
@@ -35,28 +35,28 @@ def propose_ends(
     `values` are those of each row's keys. Of a row that is not free, $z$ solves $Vz = c$ itself, and the row is its own
     only attention.
     """
-    rows = Rows(*(part.cpu() for part in rows))
+    rows = Rows(*(array.cpu() for array in rows))
     objectives = torch.stack([low, high], dim=1)
-    wanted, size = Question(objectives=objectives).normalised()
-    assert size is not None
-    assert wanted.objectives is not None
-    proposed = proposals(rows, wanted.objectives)
-    solved = rows.free & ~proposed.failed
+    question, scale = Question(objectives=objectives).normalised()
+    assert scale is not None
+    assert question.objectives is not None
+    proposals = proposals_for(rows, question.objectives)
+    solved = rows.free & ~proposals.failed
     ends = []
     for row, group in enumerate(rows.group.tolist()):
-        seen = rows.visible[row]
-        scores = objectives[row, :, seen].mT
+        visible = rows.visible[row]
+        scores = objectives[row, :, visible].mT
         vertices = rows.attention[row].expand(2, -1)
         if solved[row]:
-            y = torch.stack([-proposed.lower[row, 0], proposed.upper[row, 1]]) * size[row, :, None]
-            scores = rows.basis[group][seen] @ y.mT
-            vertices = torch.stack([proposed.vertices[row, 0, 0], proposed.vertices[row, 1, 1]]).clamp(min=0)
-        ends.append(Ends(_solved(values[row][seen].cpu().double(), scores), vertices))
+            y = torch.stack([-proposals.lower[row, 0], proposals.upper[row, 1]]) * scale[row, :, None]
+            scores = rows.basis[group][visible] @ y.mT
+            vertices = torch.stack([proposals.vertices[row, 0, 0], proposals.vertices[row, 1, 1]]).clamp(min=0)
+        ends.append(Ends(_vectors_with_scores(values[row][visible].cpu().double(), scores), vertices))
     return ends
 
 
-def _solved(V: Float[Tensor, "seen d_v"], scores: Float[Tensor, "seen side"]) -> Float[Tensor, "side d_v"]:
-    """Solve for vectors that have these scores at the values, up to a constant; solved again for what is left over."""
+def _vectors_with_scores(V: Float[Tensor, "seen d_v"], scores: Float[Tensor, "seen side"]) -> Float[Tensor, "side d_v"]:
+    """Solve for vectors that have these scores at the values, up to a constant; refined once."""
     centred = V - V.mean(0)
     scores = scores - scores.mean(0)
     z = torch.linalg.lstsq(centred, scores, driver="gelsd").solution
@@ -69,7 +69,7 @@ def exact_vertex(
 ) -> dict[int, Fraction] | None:
     r"""Solve $a' [V, 1] = (o, \sum a)$ in rational numbers; returns the weights of the keys that have any.
 
-    `order` says which keys are to have weight, the likeliest first; as many are used as are independent. None where
+    `order` lists the keys that may have weight, the likeliest first; as many are used as are independent. None where
     no such weights are at least 0, or python-flint is not installed.
     """
     if find_spec("flint") is None:
@@ -80,12 +80,13 @@ def exact_vertex(
         return fmpq(number.numerator, number.denominator)
 
     keys = list(order)[: len(output) + 1]
-    equations = [[*(values[key][at] for key in keys), right] for at, right in enumerate(output)]
+    equations = [[*(values[key][dim] for key in keys), right] for dim, right in enumerate(output)]
     equations.append([*(Fraction(1) for _ in keys), total])
-    reduced, rank = fmpq_mat(len(equations), len(keys) + 1, [rational(x) for line in equations for x in line]).rref()
+    entries = [rational(entry) for equation in equations for entry in equation]
+    reduced, rank = fmpq_mat(len(equations), len(keys) + 1, entries).rref()
     weights = {}
     for line in range(rank):
-        pivot = next(at for at in range(len(keys) + 1) if reduced[line, at] != 0)
+        pivot = next(column for column in range(len(keys) + 1) if reduced[line, column] != 0)
         right = reduced[line, len(keys)]
         if pivot == len(keys) or right < 0:
             return None

@@ -45,7 +45,7 @@ class State(NamedTuple):
 
     def where(self, keep: Tensor, other: "State") -> "State":
         """Return this state where `keep` says so, elsewhere the other."""
-        return State(*(torch.where(keep, mine, theirs) for mine, theirs in zip(self, other, strict=True)))
+        return State(*(torch.where(keep, new, old) for new, old in zip(self, other, strict=True)))
 
 
 class Ball(NamedTuple):
@@ -94,10 +94,10 @@ def _square(vectors: Tensor) -> Tensor:
 
 
 class Space(NamedTuple):
-    r"""What the programs are about: find $\xi \ge 0$ with $W^\top\xi = \beta + E^\top e$.
+    r"""The constraints of the programs: find $\xi \ge 0$ with $W^\top\xi = \beta + E^\top e$.
 
     - `wide`: $W$; `square`: its lines' outer products
-    - `right`: $\beta$; `shown`: 1 at visible keys; both shared by the programs of a set or given for each
+    - `right`: $\beta$; `visible`: 1 at visible keys; both shared by the programs of a set or given for each
     - `ridge`: what is added to the diagonal of $W^\top D W$; at columns of 0 that is 1
     - `ball`: the room, if there is some; `curvature`: $q$
     """
@@ -105,7 +105,7 @@ class Space(NamedTuple):
     wide: Float[Tensor, "set key rank"]
     square: Float[Tensor, "set key pair"]
     right: Float[Tensor, "set _ rank"]
-    shown: Float[Tensor, "set _ key"]
+    visible: Float[Tensor, "set _ key"]
     ridge: Float[Tensor, "set 1 rank"]
     ball: Ball | None
     curvature: float
@@ -114,30 +114,30 @@ class Space(NamedTuple):
     def of(
         wide: Tensor,
         right: Tensor,
-        shown: Tensor,
+        visible: Tensor,
         *,
         ball: Ball | None = None,
         curvature: float = 0.0,
         ridge: float = 0.0,
     ) -> "Space":
-        """Gather it."""
+        """Return the space of these factors, without room or with a `ball` of it."""
         square = (wide[..., :, None] * wide[..., None, :]).flatten(2)
         absent = (wide == 0).all(1, keepdim=True)
         if ball is not None:
             absent &= (ball.pull == 0).all(1, keepdim=True)
         diagonal = absent.to(wide).clamp(min=ridge)
-        return Space(wide, square, right, shown, diagonal, ball, curvature)
+        return Space(wide, square, right, visible, diagonal, ball, curvature)
 
-    def some(self, chosen: Tensor) -> "Space":
-        """Return what the chosen programs of each set are about."""
+    def select(self, indices: Tensor) -> "Space":
+        """Return the space of some programs of each set."""
         if self.right.shape[1] == 1:
             return self
-        return self._replace(right=_take(self.right, chosen), shown=_take(self.shown, chosen))
+        return self._replace(right=_take(self.right, indices), visible=_take(self.visible, indices))
 
     def mean_gap(self, state: State) -> Tensor:
         r"""Return $\mu$, the mean of the products that all become 0."""
         total = (state.xi * state.sigma).sum(-1, keepdim=True)
-        count = self.shown.sum(-1, keepdim=True)
+        count = self.visible.sum(-1, keepdim=True)
         return total / count if self.ball is None else (total + self.ball.gap(state)) / (count + 1)
 
     def grams(self, weights: Float[Tensor, "set program key"]) -> Float[Tensor, "set program rank rank"]:
@@ -158,16 +158,16 @@ class Space(NamedTuple):
         r"""Solve the linear form of $\xi\sigma = \lambda\omega$ = `aim`, less second-order terms of a `first` step."""
         product = aim if first is None else aim - first.xi * first.sigma
         steep = state.sigma + self.curvature * state.xi
-        change = product / steep * self.shown - state.xi * (state.sigma / steep)
-        wanted = (change + state.xi) @ self.wide - self.right
+        change = product / steep * self.visible - state.xi * (state.sigma / steep)
+        residual = (change + state.xi) @ self.wide - self.right
         de = torch.zeros_like(state.e)
         dmultiplier = torch.zeros_like(state.multiplier)
         if self.ball is not None:
             aim = aim if first is None else aim - self.ball.second(state, first)
             de, _ = self.ball.change(state, 0.0, aim)
-            wanted = wanted - (state.e + de) @ self.ball.pull
-        dz = torch.cholesky_solve(wanted[..., None], factor)[..., 0]
-        across = dz @ self.wide.mT * self.shown
+            residual = residual - (state.e + de) @ self.ball.pull
+        dz = torch.cholesky_solve(residual[..., None], factor)[..., 0]
+        across = dz @ self.wide.mT * self.visible
         dxi = change - state.xi / steep * across
         if self.ball is not None:
             de, dmultiplier = self.ball.change(state, dz, aim)
@@ -200,15 +200,15 @@ def centre(space: Space, attention: Float[Tensor, "set 1 key"]) -> State:
     point, and what is returned is merely positive. The first column of $W$ is constant; it starts from
     `attention`.
     """
-    count = space.shown.sum(-1, keepdim=True)
+    count = space.visible.sum(-1, keepdim=True)
     z = torch.zeros_like(space.right)
     z[..., :1] = count**2 / space.wide.sum(1, keepdim=True)[..., :1]
     e = z[..., :0] if space.ball is None else torch.zeros_like(z)
-    one = torch.ones_like(count)
-    state = State((attention + space.shown / count) / 2, z @ space.wide.mT + (1 - space.shown), z, e, 2 * one)
+    ones = torch.ones_like(count)
+    state = State((attention + space.visible / count) / 2, z @ space.wide.mT + (1 - space.visible), z, e, 2 * ones)
     for _ in range(_CENTRING):
         factor, failed = space.factor(state)
-        step = space.step(state, factor, one)
+        step = space.step(state, factor, ones)
         fine = ~failed & step.finite()
         state = state.moved(step, *space.reach(state, step)).where(fine, state)
         if bool((~fine | (step.xi.abs() <= _CENTRED * state.xi).all(-1, keepdim=True)).all()):
@@ -234,26 +234,26 @@ def follow(
     lowest = torch.full_like(state.multiplier, torch.inf)
     best_of_all = torch.empty_like(state.z)
     last_of_all = torch.empty_like(state.sigma)
-    place = torch.arange(alive.shape[1], device=alive.device).expand(alive.shape[:2])[..., None]
+    index = torch.arange(alive.shape[1], device=alive.device).expand(alive.shape[:2])[..., None]
     for _ in range(steps):
         state, alive, mu = _stride(space, state, alive)
-        reached = merit(space, state)
-        better = reached < lowest
+        value = merit(space, state)
+        better = value < lowest
         best = torch.where(better, state.z, best)
-        lowest = torch.where(better, reached, lowest)
-        alive = alive & (mu * space.shown.sum(-1, keepdim=True) > enough)
-        left = int(alive.sum(1).max())
-        if left < _WORTHWHILE * alive.shape[1]:
-            _put(best_of_all, place, best)
-            _put(last_of_all, place, state.xi)
-            keep = alive.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :left]
-            space = space.some(keep)
-            state = State(*(_take(part, keep) for part in state))
-            place, alive, best, lowest = (_take(part, keep) for part in (place, alive, best, lowest))
-        if left == 0:
+        lowest = torch.where(better, value, lowest)
+        alive = alive & (mu * space.visible.sum(-1, keepdim=True) > enough)
+        remaining = int(alive.sum(1).max())
+        if remaining < _WORTHWHILE * alive.shape[1]:
+            _put(best_of_all, index, best)
+            _put(last_of_all, index, state.xi)
+            keep = alive.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :remaining]
+            space = space.select(keep)
+            state = State(*(_take(array, keep) for array in state))
+            index, alive, best, lowest = (_take(array, keep) for array in (index, alive, best, lowest))
+        if remaining == 0:
             break
-    _put(best_of_all, place, best)
-    _put(last_of_all, place, state.xi)
+    _put(best_of_all, index, best)
+    _put(last_of_all, index, state.xi)
     return best_of_all, last_of_all
 
 
@@ -262,17 +262,17 @@ def _stride(space: Space, state: State, alive: Tensor) -> tuple[State, Tensor, T
     mu = space.mean_gap(state)
     factor, failed = space.factor(state)
     step = space.step(state, factor, torch.zeros_like(mu))
-    left = space.mean_gap(state.moved(step, *space.reach(state, step)))
-    step = space.step(state, factor, (left / mu) ** 3 * mu, step)
+    remaining = space.mean_gap(state.moved(step, *space.reach(state, step)))
+    step = space.step(state, factor, (remaining / mu) ** 3 * mu, step)
     alive = alive & ~failed & step.finite()
     return state.moved(step, *space.reach(state, step)).where(alive, state), alive, mu
 
 
-def _take(part: Tensor, chosen: Tensor) -> Tensor:
-    """Return the chosen programs of each set."""
-    return part.gather(1, chosen.expand(-1, -1, part.shape[2]))
+def _take(array: Tensor, indices: Tensor) -> Tensor:
+    """Return the programs at these indices of each set."""
+    return array.gather(1, indices.expand(-1, -1, array.shape[2]))
 
 
-def _put(whole: Tensor, place: Tensor, part: Tensor) -> None:
-    """Write programs back to their places."""
-    whole.scatter_(1, place.expand(-1, -1, part.shape[2]), part)
+def _put(target: Tensor, index: Tensor, array: Tensor) -> None:
+    """Write programs to these indices of each set."""
+    target.scatter_(1, index.expand(-1, -1, array.shape[2]), array)

@@ -15,8 +15,8 @@ takes over a hundred steps where few keys keep any weight.) A step of either cos
 factor per row. Rows that share a basis are one set of `interior`, and sets of many heads go together.
 
 Every row is certified: with $a' = \max(0, Uy)$ all conditions of optimality hold exactly but $U^\top a' = b$, and that
-is measured. Rows that fail are solved one by one (`_alone`). Everything else is float64 torch, on the device of the
-rows.
+is measured. Rows that fail are solved one by one (`_solve_alone`). Everything else is float64 torch, on the device of
+the rows.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ _ROUNDS = ((16, 2), (40, 80))  # steps of the interior-point method and of Newto
 _NEAR = 1e-8  # where the first method ends, as the sum of its products
 _RIDGE = 1e-13  # what keeps its matrices invertible
 _SAME_OUTPUT = 1e-12  # of a row that is solved alone, in the coordinates Uᵀa
-_PENALTY = 1e7  # M of `_alone`; scipy below 1.15 squares its condition and loses the norm
+_PENALTY = 1e7  # M of `_solve_alone`; scipy below 1.15 squares its condition and loses the norm
 _TARGETS = 20
 
 
@@ -49,58 +49,58 @@ class _Sets(NamedTuple):
     """Rows by the basis that they share: their places, and which are real; the others fill the sets."""
 
     basis: Float[Tensor, "set key rank"]
-    place: Int[Tensor, "set row"]
-    real: Bool[Tensor, "set row"]
+    row_indices: Int[Tensor, "set row"]
+    is_row: Bool[Tensor, "set row"]
 
 
 @one_thread()
 def least_norm(rows: Rows) -> Float[Tensor, "row key"]:
     """Find the attention of least Euclidean norm in the set of each row; a row that is not free is its own."""
-    found = rows.attention.clone()
-    left = rows.free.nonzero()[:, 0]
+    least = rows.attention.clone()
+    unsolved = rows.free.nonzero()[:, 0]
     for steps in _ROUNDS:
-        failed = [left[:0]]
-        for sets in _divided(rows, left):
-            weights, certified = _least(rows, sets, *steps)
-            solved = sets.real & certified
-            found[sets.place[solved]] = weights[solved]
-            failed.append(sets.place[sets.real & ~certified])
-        left = torch.cat(failed).sort().values
-    for row in left.tolist():
-        found[row] = _alone(rows, row)
-    return found
+        failed = [unsolved[:0]]
+        for sets in _sets_in_memory(rows, unsolved):
+            weights, certified = _solve_sets(rows, sets, *steps)
+            solved = sets.is_row & certified
+            least[sets.row_indices[solved]] = weights[solved]
+            failed.append(sets.row_indices[sets.is_row & ~certified])
+        unsolved = torch.cat(failed).sort().values
+    for row in unsolved.tolist():
+        least[row] = _solve_alone(rows, row)
+    return least
 
 
-def _divided(rows: Rows, chosen: Int[Tensor, "some"]) -> Iterator[_Sets]:
+def _sets_in_memory(rows: Rows, indices: Int[Tensor, "some"]) -> Iterator[_Sets]:
     """Yield chosen rows in parts that fit in memory, sets of about equally many rows together."""
     n, width = rows.basis.shape[1:]
-    numbers_of_row = 3 * width * width + 16 * n
-    longest = max(1, BYTES // (8 * numbers_of_row))
+    numbers_per_row = 3 * width * width + 16 * n
+    longest = max(1, BYTES // (8 * numbers_per_row))
     by_size: dict[int, list[tuple[int, Tensor]]] = {}
-    for group, some in rows.select(chosen).by_group():
-        for places in chosen[some].split(longest):
-            by_size.setdefault(len(places).bit_length(), []).append((group, places))
+    for group, group_rows in rows.select(indices).by_group():
+        for set_rows in indices[group_rows].split(longest):
+            by_size.setdefault(len(set_rows).bit_length(), []).append((group, set_rows))
     for size, sets in by_size.items():
-        together = max(1, BYTES // (8 * (n * width * width + 2**size * numbers_of_row)))
+        together = max(1, BYTES // (8 * (n * width * width + 2**size * numbers_per_row)))
         for start in range(0, len(sets), together):
-            groups, places = zip(*sets[start : start + together], strict=True)
-            place = torch.nn.utils.rnn.pad_sequence(list(places), batch_first=True, padding_value=-1)
-            yield _Sets(rows.basis[list(groups)], place, place >= 0)
+            groups, set_rows = zip(*sets[start : start + together], strict=True)
+            row_indices = torch.nn.utils.rnn.pad_sequence(list(set_rows), batch_first=True, padding_value=-1)
+            yield _Sets(rows.basis[list(groups)], row_indices, row_indices >= 0)
 
 
-def _least(
+def _solve_sets(
     rows: Rows, sets: _Sets, path: int, newton: int
 ) -> tuple[Float[Tensor, "set row key"], Bool[Tensor, "set row"]]:
     """Solve the programs of sets together in so many steps; return the attention found, and which is certified."""
-    attention = rows.attention[sets.place]
+    attention = rows.attention[sets.row_indices]
     space = Space.of(
-        sets.basis, attention @ sets.basis, rows.visible[sets.place].to(attention), curvature=1.0, ridge=_RIDGE
+        sets.basis, attention @ sets.basis, rows.visible[sets.row_indices].to(attention), curvature=1.0, ridge=_RIDGE
     )
 
-    def missed(space: Space, state: State) -> Tensor:
+    def worst_error(space: Space, state: State) -> Tensor:
         return torch.maximum(space.mean_gap(state), (state.xi @ space.wide - space.right).abs().amax(-1, keepdim=True))
 
-    z, _ = follow(space, _begin(space, attention), sets.real, missed, steps=path, enough=_NEAR)
+    z, _ = follow(space, _begin(space, attention), sets.is_row, worst_error, steps=path, enough=_NEAR)
     y = _newton(space, -z, newton)
     weights = _weights(space, y)
     gap = (y * (weights @ space.wide - space.right)).sum(-1)
@@ -111,17 +111,17 @@ def _least(
 
 def _begin(space: Space, attention: Float[Tensor, "set row key"]) -> State:
     """Start with positive weights and a positive slack that goes with them; the first column of $U$ is constant."""
-    count = space.shown.sum(-1, keepdim=True)
-    xi = attention.maximum(0.1 / count) * space.shown
+    count = space.visible.sum(-1, keepdim=True)
+    xi = attention.maximum(0.1 / count) * space.visible
     z = torch.zeros_like(space.right)
-    z[..., :1] = 1 / (space.shown @ space.wide[..., :1])
-    sigma = (z @ space.wide.mT + xi) * space.shown + (1 - space.shown)
+    z[..., :1] = 1 / (space.visible @ space.wide[..., :1])
+    sigma = (z @ space.wide.mT + xi) * space.visible + (1 - space.visible)
     return State(xi, sigma, z, z[..., :0], torch.ones_like(count))
 
 
 def _weights(space: Space, y: Float[Tensor, "set row rank"]) -> Float[Tensor, "set row key"]:
     r"""Compute $a' = \max(0, Uy)$."""
-    return (y @ space.wide.mT).clamp(min=0) * space.shown
+    return (y @ space.wide.mT).clamp(min=0) * space.visible
 
 
 def _newton(space: Space, y: Float[Tensor, "set row rank"], steps: int) -> Float[Tensor, "set row rank"]:
@@ -132,10 +132,10 @@ def _newton(space: Space, y: Float[Tensor, "set row rank"], steps: int) -> Float
         weights = _weights(space, y)
         gradient = space.right - weights @ space.wide
         size = gradient.abs().amax(-1, keepdim=True).maximum((y * gradient).sum(-1, keepdim=True).abs())
-        going = (size > _TARGET) | (size < error / 2) & (size > 0)
+        improving = (size > _TARGET) | (size < error / 2) & (size > 0)
         best = torch.where(size < error, y, best)
         error = error.minimum(size)
-        if step == steps or not bool(going.any()):
+        if step == steps or not bool(improving.any()):
             break
         hessian = space.grams((weights > 0).to(y))
         hessian.diagonal(dim1=-2, dim2=-1).add_((_DAMPING * size).clamp(min=_FLOOR))
@@ -154,29 +154,29 @@ def _farthest(
     everywhere, and the step is where it reaches 0.
     """
     z = y @ space.wide.mT
-    w = direction @ space.wide.mT * space.shown
-    turn = -z / w
-    turn = torch.where(turn > 0, turn, torch.inf)  # not NaN, where 0 is divided by 0
-    on = (z > 0) | ((z == 0) & (w > 0))
-    turn, order = turn.sort(-1)
-    sign = torch.where(on, -1.0, 1.0)
+    w = direction @ space.wide.mT * space.visible
+    steps_to_zero = -z / w
+    steps_to_zero = torch.where(steps_to_zero > 0, steps_to_zero, torch.inf)  # not NaN, where 0 is divided by 0
+    active = (z > 0) | ((z == 0) & (w > 0))
+    steps_to_zero, order = steps_to_zero.sort(-1)
+    sign = torch.where(active, -1.0, 1.0)
 
     def sums(term: Tensor) -> Tensor:
-        first = (term * on).sum(-1, keepdim=True)
+        first = (term * active).sum(-1, keepdim=True)
         return torch.cat([first, first + (term * sign).gather(-1, order).cumsum(-1)], -1)
 
     gain = (direction * space.right).sum(-1, keepdim=True) - sums(z * w)
     slope = sums(w * w)
-    end = F.pad(turn, (0, 1), value=torch.inf)
+    end = F.pad(steps_to_zero, (0, 1), value=torch.inf)
     piece = ((gain - end * slope <= 0) | end.isinf()).byte().argmax(-1, keepdim=True)
-    low = F.pad(turn, (1, 0)).gather(-1, piece).nan_to_num(posinf=0.0)
+    low = F.pad(steps_to_zero, (1, 0)).gather(-1, piece).nan_to_num(posinf=0.0)
     high = end.gather(-1, piece)
     step = (gain / slope).gather(-1, piece)
     step = torch.where(step.isfinite(), step, torch.where(high.isfinite(), high, low))
     return step.clamp(min=low, max=high)
 
 
-def _alone(rows: Rows, row: int) -> Float[Tensor, "key"]:
+def _solve_alone(rows: Rows, row: int) -> Float[Tensor, "key"]:
     r"""Solve one program by the method of multipliers.
 
     $a' = \arg\min_{a' \ge 0} \|a'\|^2 + M^2 \|U^\top a' - t\|^2$ is a non-negative least-squares problem, which an
@@ -199,8 +199,8 @@ def _alone(rows: Rows, row: int) -> Float[Tensor, "key"]:
         least, _ = nnls(system, np.concatenate([_PENALTY * target, np.zeros(n)]), maxiter=50 * n)
         gap = right - U.T @ least
         if np.abs(gap).max() <= _SAME_OUTPUT:
-            found = torch.from_numpy(least / least.sum()).to(rows.attention)
-            return torch.zeros_like(rows.attention[row]).index_put((keys,), found)
+            least = torch.from_numpy(least / least.sum()).to(rows.attention)
+            return torch.zeros_like(rows.attention[row]).index_put((keys,), least)
     raise IdentikitError(
         f"Finding the attention of least norm over {n} keys: after {_TARGETS} rounds its output is off by "
         f"{np.abs(gap).max():.3g}; expected at most {_SAME_OUTPUT:g}. Please report this row."

@@ -29,6 +29,7 @@ from identikit.maths.visible import Visible
 from identikit.shapes import Bool, Float, Int, Tensor
 
 _NEAR = (1 / 8, 4.0)  # of the cutoff: singular values about as large as rounding; noise itself is 13 times below it
+_ALL_KEYS = -1  # in place of a query: the keys that any query sees
 
 
 class Rows(NamedTuple):
@@ -63,22 +64,20 @@ class Rows(NamedTuple):
         return right
 
     def by_group(self) -> list[tuple[int, slice]]:
-        """Return each group that has rows, and where they stand."""
+        """Return each group that has rows, and the slice of its rows."""
         groups, counts = torch.unique_consecutive(self.group, return_counts=True)
         stops = counts.cumsum(0).tolist()
-        return [
-            (group, slice(stop - count, stop))
-            for group, count, stop in zip(groups.tolist(), counts.tolist(), stops, strict=True)
-        ]
+        slices = [slice(stop - count, stop) for count, stop in zip(counts.tolist(), stops, strict=True)]
+        return list(zip(groups.tolist(), slices, strict=True))
 
-    def select(self, chosen: Tensor) -> "Rows":
-        """Return the chosen rows (positions in order, or a mask) with all bases."""
+    def select(self, indices: Tensor) -> "Rows":
+        """Return some of the rows (indices in order, or a mask) with all bases."""
         return self._replace(
-            attention=self.attention[chosen],
-            visible=self.visible[chosen],
-            group=self.group[chosen],
-            output=self.output[chosen],
-            free=self.free[chosen],
+            attention=self.attention[indices],
+            visible=self.visible[indices],
+            group=self.group[indices],
+            output=self.output[indices],
+            free=self.free[indices],
         )
 
 
@@ -143,16 +142,31 @@ def decompose_values(values: Float[Tensor, "head key d_v"]) -> DecomposedValues:
     mean = V.mean(dim=1, keepdim=True)
     left, singular, right = threads.decompose(_thin_svd, V - mean)
     mixed = singular[..., None] * right
-    own = threads.decompose(torch.linalg.svdvals, torch.cat([n**0.5 * mean, mixed], dim=1))
+    uncentred = threads.decompose(torch.linalg.svdvals, torch.cat([n**0.5 * mean, mixed], dim=1))
     resolution = Resolution(rounding_unit(values.dtype))
-    rank = resolution.real(own, n).sum(-1)
-    cutoff = 4 * resolution.eps * (1 + (d_v / n) ** 0.5) * own[:, :1]
+    rank = resolution.is_real(uncentred, n).sum(-1)
+    cutoff = 4 * resolution.eps * (1 + (d_v / n) ** 0.5) * uncentred[:, :1]
     real = singular > cutoff
     near = (singular > _NEAR[0] * cutoff) & (singular < _NEAR[1] * cutoff)
     left = F.pad(left * real[:, None], (0, d_v - singular.shape[1]))
     mixed = F.pad(mixed * real[..., None] / scale, (0, 0, 0, d_v - singular.shape[1]))
     resolved = ~near.any(-1) | resolution.exact  # in float64 the decomposition itself rounds as much
     return DecomposedValues(left, mixed, rank.clamp(max=n), resolved)
+
+
+class Lengths(NamedTuple):
+    r"""How values become lengths of the output: matrices $R^\top$ with $H^\top = QR$, and which one each row uses."""
+
+    through: Float[Tensor, "matrix d_v d"]
+    matrix_of_row: Sequence[int]
+
+
+class _BasisName(NamedTuple):
+    """What a basis is of: a key-value head, the keys of one query or of all, and a matrix of `Lengths` or 0."""
+
+    head: int
+    query: int
+    matrix: int
 
 
 @dataclass(frozen=True)
@@ -171,8 +185,8 @@ class Polytopes:
     visible: Visible
     rank: Int[Tensor, "kv query"]
     sink: bool
-    whole: DecomposedValues
-    _alone: dict[tuple[int, int], DecomposedValues] = field(default_factory=dict, repr=False)
+    over_all_keys: DecomposedValues
+    _of_single_rows: dict[tuple[int, int], DecomposedValues] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -186,7 +200,7 @@ class Polytopes:
         heads: Sequence[int],
         queries: Int[Tensor, "row"],
         attention: Float[Tensor, "row key"],
-        lengths: "Lengths | None" = None,
+        lengths: Lengths | None = None,
     ) -> Rows:
         """Describe rows by key-value head (argument `heads`) and query, those of a head together.
 
@@ -197,98 +211,93 @@ class Polytopes:
         rank = self.rank[list(heads), queries]
         free = rank < count
         if self.sink:
-            some = (count > 0)[:, None]
-            rest = (1 - attention.sum(-1, keepdim=True)).clamp(min=0) * some
+            sees_any = (count > 0)[:, None]
+            rest = (1 - attention.sum(-1, keepdim=True)).clamp(min=0) * sees_any
             attention = torch.cat([attention, rest], dim=1)
-            visible = torch.cat([visible, some], dim=1)
-        usual = count.minimum(self.whole.rank.to(count.device)[list(heads)])
-        alone = free & (rank != usual) & (count < len(self.visible.keys))
-        own_query = torch.where(alone, queries, -1).tolist()
-        which = [0] * len(heads) if lengths is None else lengths.which
-        names = list(zip(heads, own_query, which, strict=True))
+            visible = torch.cat([visible, sees_any], dim=1)
+        usual_rank = count.minimum(self.over_all_keys.rank.to(count.device)[list(heads)])
+        is_unusual = free & (rank != usual_rank) & (count < len(self.visible.keys))
+        basis_query = torch.where(is_unusual, queries, _ALL_KEYS).tolist()
+        matrices = [0] * len(heads) if lengths is None else lengths.matrix_of_row
+        names = list(map(_BasisName, heads, basis_query, matrices))
         distinct = list(dict.fromkeys(names))
-        place = {name: at for at, name in enumerate(distinct)}
-        group = torch.tensor([place[name] for name in names], dtype=torch.long, device=attention.device)
+        number = {name: index for index, name in enumerate(distinct)}
+        group = torch.tensor([number[name] for name in names], dtype=torch.long, device=attention.device)
         basis, scale = self._bases(distinct, lengths)
-        resolved = [
-            bool(self._decomposed(head, query).resolved[head if query < 0 else 0]) for head, query, _ in distinct
-        ]
         output = attention.new_zeros(len(attention))
         if lengths is not None:
-            output = self._outputs(heads, attention, lengths)
-        known = torch.tensor(resolved, dtype=torch.bool, device=attention.device)
-        return Rows(attention, visible, group, basis.to(attention), scale.to(attention), output, free, known)
+            output = self._output_lengths(heads, attention, lengths)
+        resolved = []
+        for name in distinct:
+            values, index = self._decomposition(name)
+            resolved.append(bool(values.resolved[index]))
+        resolved = torch.tensor(resolved, dtype=torch.bool, device=attention.device)
+        return Rows(attention, visible, group, basis.to(attention), scale.to(attention), output, free, resolved)
 
     def _bases(
-        self, names: Sequence[tuple[int, int, int]], lengths: "Lengths | None"
+        self, names: Sequence[_BasisName], lengths: Lengths | None
     ) -> tuple[Float[Tensor, "group key rank"], Float[Tensor, "group rank"]]:
-        """Return the bases of these key-value heads, queries (-1: of all rows) and lengths, with their scales."""
+        """Return each basis with its scale."""
         keys = self.values.shape[1] + self.sink
         width = min(keys, self.values.shape[2] + 1)
         bases = torch.zeros(len(names), keys, width, dtype=torch.float64)
         scales = torch.full((len(names), width), torch.inf, dtype=torch.float64)
-        for at, (head, query, which) in enumerate(names):
-            if lengths is None and query < 0:
-                basis = self._shared[head]
-            elif lengths is None:
-                basis = self._decomposed(head, query).basis()[0]
+        for group, name in enumerate(names):
+            values, index = self._decomposition(name)
+            if lengths is not None:
+                basis, scale = values.scaled_basis(index, lengths.through[name.matrix])
+                scales[group, : len(scale)] = scale
+            elif name.query == _ALL_KEYS:
+                basis = self._shared_bases[index]
             else:
-                part = self._decomposed(head, query)
-                basis, scale = part.scaled_basis(head if part is self.whole else 0, lengths.through[which])
-                scales[at, : len(scale)] = scale
-            bases[at, self._seen(query), : basis.shape[1]] = basis
+                basis = values.basis()[index]
+            bases[group, self._visible_keys(name.query), : basis.shape[1]] = basis
         return bases, scales
 
-    def _outputs(
-        self, heads: Sequence[int], attention: Float[Tensor, "row key"], lengths: "Lengths"
+    def _output_lengths(
+        self, heads: Sequence[int], attention: Float[Tensor, "row key"], lengths: Lengths
     ) -> Float[Tensor, "row"]:
         """Return the length of each row's output as the projection passes it on."""
         sizes = []
-        for head, weights, which in zip(heads, attention[:, : self.values.shape[1]], lengths.which, strict=True):
-            output = weights @ self.values[head].to(weights)
-            sizes.append((output @ lengths.through[which].to(weights)).norm())
+        weights = attention[:, : self.values.shape[1]]
+        for head, row, matrix in zip(heads, weights, lengths.matrix_of_row, strict=True):
+            output = row @ self.values[head].to(row)
+            sizes.append((output @ lengths.through[matrix].to(row)).norm())
         return torch.stack(sizes)
 
     @cached_property
-    def _shared(self) -> Float[Tensor, "kv seen rank"]:
-        return self.whole.basis()
+    def _shared_bases(self) -> Float[Tensor, "kv seen rank"]:
+        return self.over_all_keys.basis()
 
-    def _seen(self, query: int) -> Int[Tensor, "seen"]:
-        """Return the keys that a query sees, or any query where it is -1, and the sink."""
+    def _visible_keys(self, query: int) -> Int[Tensor, "seen"]:
+        """Return the keys that a query sees, or any query, and the sink."""
         keys = self.visible.keys
-        if query >= 0:
+        if query != _ALL_KEYS:
             keys = keys[self.visible.block(torch.tensor([query], device=keys.device), keys)[0]]
         return torch.cat([keys.cpu(), torch.arange(self.values.shape[1], self.values.shape[1] + self.sink)])
 
-    def _decomposed(self, head: int, query: int) -> DecomposedValues:
-        """Return a head's decomposition over the keys of all rows (query -1), or over those of one row."""
-        if query < 0:
-            return self.whole
-        if (head, query) not in self._alone:
-            values = F.pad(self.values[head], (0, 0, 0, self.sink))
-            self._alone[head, query] = decompose_values(values[None, self._seen(query).to(values.device)])
-        return self._alone[head, query]
-
-
-class Lengths(NamedTuple):
-    r"""How values become lengths of the output: matrices $R^\top$ with $H^\top = QR$, and which one each row uses."""
-
-    through: Float[Tensor, "matrix d_v d"]
-    which: Sequence[int]
+    def _decomposition(self, name: _BasisName) -> tuple[DecomposedValues, int]:
+        """Return the decomposition that a basis comes from, and the index of its head in there."""
+        if name.query == _ALL_KEYS:
+            return self.over_all_keys, name.head
+        place = name.head, name.query
+        if place not in self._of_single_rows:
+            values = F.pad(self.values[name.head], (0, 0, 0, self.sink))
+            visible_values = values[None, self._visible_keys(name.query).to(values.device)]
+            self._of_single_rows[place] = decompose_values(visible_values)
+        return self._of_single_rows[place], 0
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of several heads or layers as one; every part keeps its bases."""
-    width = max(part.basis.shape[2] for part in parts)
-    starts = [0, *itertools.accumulate(len(part.basis) for part in parts)]
-    padded = [width - part.basis.shape[2] for part in parts]
-    return Rows(
-        torch.cat([part.attention for part in parts]),
-        torch.cat([part.visible for part in parts]),
-        torch.cat([part.group + start for part, start in zip(parts, starts, strict=False)]),
-        torch.cat([F.pad(part.basis, (0, pad)) for part, pad in zip(parts, padded, strict=True)]),
-        torch.cat([F.pad(part.scale, (0, pad), value=torch.inf) for part, pad in zip(parts, padded, strict=True)]),
-        torch.cat([part.output for part in parts]),
-        torch.cat([part.free for part in parts]),
-        torch.cat([part.resolved for part in parts]),
-    )
+    """Return the rows of several heads or layers as one; all bases are kept."""
+    width = max(rows.basis.shape[2] for rows in parts)
+    starts = itertools.accumulate((len(rows.basis) for rows in parts), initial=0)
+    padded = [
+        rows._replace(
+            group=rows.group + start,
+            basis=F.pad(rows.basis, (0, width - rows.basis.shape[2])),
+            scale=F.pad(rows.scale, (0, width - rows.basis.shape[2]), value=torch.inf),
+        )
+        for rows, start in zip(parts, starts, strict=False)
+    ]
+    return Rows(*(torch.cat(arrays) for arrays in zip(*padded, strict=True)))

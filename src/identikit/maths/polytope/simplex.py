@@ -27,32 +27,32 @@ ZERO = 1e-12  # a weight this small is 0
 FRESH = 256  # steps between fresh tableaus: updates lose digits
 DRIFT = 1e-12  # a vertex that is farther from the set is computed again with a fresh tableau
 STEPS = 400  # a row that needs more steps per quantity, on average, is abandoned
-_WAY: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
 # Only compiled functions call these. Without what Python would call them by, a fifth less is compiled.
-_INNER: dict[str, Any] = _WAY | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_INNER_OPTIONS: dict[str, Any] = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
-@numba.njit(**_INNER)
-def _start(every, visible, attention):
+@numba.njit(**_INNER_OPTIONS)
+def _start(basis, visible, attention):
     """Start from the artificial columns, one per constraint, which stand for b itself."""
-    r = every.shape[1]
+    r = basis.shape[1]
     n = 0
-    seat = np.empty(len(every), np.int64)
-    for key in range(len(every)):
-        seat[key] = n if visible[key] else -1
+    column_of_key = np.empty(len(basis), np.int64)
+    for key in range(len(basis)):
+        column_of_key[key] = n if visible[key] else -1
         n += visible[key]
     keys = np.empty(n, np.int64)
     outside = np.empty(n, np.int64)
     columns = np.zeros((n + r, r))
     right = np.zeros(r)
-    for key in range(len(every)):
-        m = seat[key]
+    for key in range(len(basis)):
+        m = column_of_key[key]
         if m >= 0:
             keys[m] = key
             outside[m] = m
             for k in range(r):
-                columns[m, k] = every[key, k]
-                right[k] += every[key, k] * attention[key]
+                columns[m, k] = basis[key, k]
+                right[k] += basis[key, k] * attention[key]
     tableau = np.zeros((r + 1, n))
     inside = np.empty(r, np.int64)
     values = np.empty(r)
@@ -64,14 +64,14 @@ def _start(every, visible, attention):
         for m in range(n):
             tableau[k, m] = columns[m, k] * sign
     return Row(
-        keys, seat, columns, right, tableau, inside, outside, values, np.zeros(n), np.zeros(n + r, np.bool_),
+        keys, column_of_key, columns, right, tableau, inside, outside, values, np.zeros(n), np.zeros(n + r, np.bool_),
         np.zeros(n + r), np.zeros(r + 1), np.zeros(n), np.zeros((2, r)), np.zeros(1, np.int64),
     )  # fmt: skip
 
 
-@numba.njit(**_INNER)
-def _best(profit, outside):
-    """Return where the key stands that promises most, or -1 if none promises anything."""
+@numba.njit(**_INNER_OPTIONS)
+def _choose_entering(profit, outside):
+    """Return the column outside the basis with the largest profit, or -1 if none has any."""
     best = PROFIT
     entering = -1
     for q in range(len(profit)):
@@ -81,8 +81,8 @@ def _best(profit, outside):
     return entering
 
 
-@numba.njit(**_INNER)
-def _leaving(column, values, inside, n, room, idle):
+@numba.njit(**_INNER_OPTIONS)
+def _choose_leaving(column, values, inside, n, room, idle):
     """Choose which column leaves the basis: the largest pivot among the first to block; -1 if none blocks.
 
     `room` becomes how the entering column lowers each weight of the basis, and how far it can go. An artificial column
@@ -110,7 +110,7 @@ def _leaving(column, values, inside, n, room, idle):
     return leaving
 
 
-@numba.njit(**_INNER)
+@numba.njit(**_INNER_OPTIONS)
 def _exchange(tableau, values, column, pivot, p, q, step):
     """Exchange row p of the basis for column q, which gets this weight; `column` is that column before the exchange.
 
@@ -133,7 +133,7 @@ def _exchange(tableau, values, column, pivot, p, q, step):
     tableau[p, q] = share
 
 
-@numba.njit(**_INNER)
+@numba.njit(**_INNER_OPTIONS)
 def _refresh(row):
     """Bring the tableau back to full precision, by a Newton step for the inverse M of the basis B: $M + M (I - BM)$."""
     r = len(row.values)
@@ -175,7 +175,7 @@ def _refresh(row):
                 row.tableau[i, q] += entry * beside[k, q]
 
 
-@numba.njit(**_INNER)
+@numba.njit(**_INNER_OPTIONS)
 def _price(row):
     """Compute the profits of all columns outside the basis from the tableau."""
     tableau = row.tableau
@@ -189,7 +189,7 @@ def _price(row):
                 tableau[r, q] -= c * tableau[i, q]
 
 
-@numba.njit(**_INNER)
+@numba.njit(**_INNER_OPTIONS)
 def _dual(row, y):
     """Write the dual vector of the objective; that of an artificial column in the basis is 0."""
     n = len(row.keys)
@@ -201,7 +201,7 @@ def _dual(row, y):
             y[k] = -row.tableau[len(y), q] * row.columns[n + k, k]
 
 
-@numba.njit(**_INNER)
+@numba.njit(**_INNER_OPTIONS)
 def _maximise(row, limit, idle):
     """Go to a vertex with the greatest $c \\cdot a'$; returns whether it was reached within so many steps.
 
@@ -217,13 +217,13 @@ def _maximise(row, limit, idle):
     pivot = row.pivot
     room = row.room
     steps = row.steps
-    left = row.left
+    can_be_zero = row.can_be_zero
     r = len(values)
     profit = tableau[r]
     _price(row)
     fresh = True
     while steps[0] < limit:
-        q = _best(profit, outside)
+        q = _choose_entering(profit, outside)
         if q < 0:
             if fresh:
                 return True
@@ -232,14 +232,12 @@ def _maximise(row, limit, idle):
             continue
         for i in range(r + 1):
             column[i] = tableau[i, q]
-        p = _leaving(column, values, inside, len(pivot), room, idle)
+        p = _choose_leaving(column, values, inside, len(pivot), room, idle)
         if p < 0:
             return False
         _exchange(tableau, values, column, pivot, p, q, room[1, p])
-        entered = outside[q]
-        outside[q] = inside[p]
-        inside[p] = entered
-        left[outside[q]] = True
+        outside[q], inside[p] = inside[p], outside[q]
+        can_be_zero[outside[q]] = True
         steps[0] += 1
         fresh = steps[0] % FRESH == 0
         if fresh:
@@ -248,7 +246,7 @@ def _maximise(row, limit, idle):
     return False
 
 
-@numba.njit(**_INNER)
+@numba.njit(**_INNER_OPTIONS)
 def _first_vertex(row):
     """Drive the artificial columns to 0: this is a vertex of the row's set. Returns whether that worked."""
     n = len(row.keys)
@@ -256,24 +254,24 @@ def _first_vertex(row):
     for k in range(r):
         row.objective[n + k] = -1.0
     _maximise(row, 20 * r, ZERO)
-    rest = 0.0
+    remaining = 0.0
     for k in range(r):
         row.objective[n + k] = 0.0
         if row.inside[k] >= n:
-            rest += row.values[k]
-    if rest > ZERO * r:
+            remaining += row.values[k]
+    if remaining > ZERO * r:
         return False
     _refresh(row)
-    _off(row)
+    _write_weights(row)
     for column in range(n + r):
-        row.left[column] = True
+        row.can_be_zero[column] = True
     for k in range(r):
-        row.left[row.inside[k]] = False
+        row.can_be_zero[row.inside[k]] = False
     return True
 
 
-@numba.njit(**_INNER)
-def _off(row):
+@numba.njit(**_INNER_OPTIONS)
+def _write_weights(row):
     """Write the weights of the present vertex; return how far it is from the set, by its constraints."""
     r = len(row.values)
     for m in range(len(row.keys)):
@@ -281,118 +279,120 @@ def _off(row):
     for i in range(r):
         if row.inside[i] < len(row.keys):
             row.weights[row.inside[i]] = row.values[i]
-    most = 0.0
+    largest = 0.0
     for k in range(r):
         missing = row.right[k]
         for i in range(r):
             if row.inside[i] < len(row.keys):
                 missing -= row.columns[row.inside[i], k] * row.values[i]
-        most = max(most, abs(missing))
-    return most
+        largest = max(largest, abs(missing))
+    return largest
 
 
-@numba.njit(**_INNER)
-def _settle(row, limit, off):
+@numba.njit(**_INNER_OPTIONS)
+def _settle(row, limit, distance):
     """Maximise, once more with a fresh tableau where the vertex drifted from the set; note the remaining distance."""
     if not _maximise(row, limit, np.inf):
         return False
-    drift = _off(row)
+    drift = _write_weights(row)
     if drift > DRIFT:
         _refresh(row)
         if not _maximise(row, limit, np.inf):
             return False
-        drift = _off(row)
-    off[0] = max(off[0], drift)
+        drift = _write_weights(row)
+    distance[0] = max(distance[0], drift)
     return True
 
 
-@numba.njit(**_INNER)
-def _bound_keys(row, task, found, index, limit):
-    """Raise each asked weight as far as it goes, the nearest first, then lower those that no vertex had at 0."""
+@numba.njit(**_INNER_OPTIONS)
+def _bound_keys(row, task, proposals, index, limit):
+    """Raise each key's weight as far as it goes, the nearest first, then lower those that no vertex had at 0."""
     pending = np.empty(len(row.keys), np.bool_)
     for m in range(len(pending)):
-        pending[m] = task.asked[row.keys[m]]
+        pending[m] = task.keys[row.keys[m]]
     weights = row.weights
-    strongest = task.strongest[index, : task.known[index]]
+    strongest = task.strongest[index, : task.key_count[index]]
     while True:
         best = -1.0
         m = -1
-        for other in range(len(row.keys)):
-            if pending[other] and weights[other] > best:
-                best = weights[other]
-                m = other
+        for candidate in range(len(row.keys)):
+            if pending[candidate] and weights[candidate] > best:
+                best = weights[candidate]
+                m = candidate
         if m < 0:
             break
         pending[m] = False
         row.objective[m] = 1.0
-        reached = _settle(row, limit, found.off[index:])
+        solved = _settle(row, limit, proposals.distance[index:])
         row.objective[m] = 0.0
-        if not reached:
+        if not solved:
             return False
         key = row.keys[m]
-        _dual(row, found.upper[index, key])
-        found.greatest[index, key] = weights[m]
-        for place in range(len(strongest)):
-            found.ahead[index, place, key] = weights[m] - weights[row.seat[strongest[place]]]
+        _dual(row, proposals.upper[index, key])
+        proposals.greatest[index, key] = weights[m]
+        for rank in range(len(strongest)):
+            proposals.leads[index, rank, key] = weights[m] - weights[row.column_of_key[strongest[rank]]]
     for m in range(len(row.keys)):
         key = row.keys[m]
-        if task.asked[key]:
-            found.least[index, key] = 0.0
-        if row.left[m] or not task.asked[key]:
+        if task.keys[key]:
+            proposals.least[index, key] = 0.0
+        if row.can_be_zero[m] or not task.keys[key]:
             continue
         row.objective[m] = -1.0
-        reached = _settle(row, limit, found.off[index:])
+        solved = _settle(row, limit, proposals.distance[index:])
         row.objective[m] = 0.0
-        if not reached:
+        if not solved:
             return False
-        _dual(row, found.lower[index, key])
-        found.least[index, key] = weights[m]
+        _dual(row, proposals.lower[index, key])
+        proposals.least[index, key] = weights[m]
     return True
 
 
-@numba.njit(**_INNER)
-def _bound_objective(row, objective, sense, limit, y, off, shown):
-    """Find the greatest (sense 1) or least (-1) of an objective; return it, or NaN where it was not reached."""
+@numba.njit(**_INNER_OPTIONS)
+def _bound_objective(row, objective, sense, limit, y, distance, vertex):
+    """Find the greatest (sense 1) or least (-1) of an objective; return it, or NaN where it was not solved."""
     for m in range(len(row.keys)):
         row.objective[m] = sense * objective[row.keys[m]]
-    if not _settle(row, limit, off):
+    if not _settle(row, limit, distance):
         return np.nan
     _dual(row, y)
     total = 0.0
     for m in range(len(row.keys)):
         total += objective[row.keys[m]] * row.weights[m]
-        if len(shown):
-            shown[0, row.keys[m]] = max(row.weights[m], 0.0)
+        if len(vertex):
+            vertex[0, row.keys[m]] = max(row.weights[m], 0.0)
     return total
 
 
-@numba.njit(**_INNER)
-def _solve_row(row, task, found, index):
-    """Solve one row's asked keys, then its objectives; returns whether all of it was reached."""
+@numba.njit(**_INNER_OPTIONS)
+def _solve_row(row, task, proposals, index):
+    """Bound one row's keys, then its objectives; returns whether all of them were solved."""
     objectives = task.objectives[index if len(task.objectives) > 1 else 0]
     if not _first_vertex(row):
         return False
     limit = row.steps[0] + STEPS * max(20, len(row.keys), 2 * len(objectives))
-    first = len(task.asked)
-    if first and not _bound_keys(row, task, found, index, limit):
+    first = len(task.keys)
+    if first and not _bound_keys(row, task, proposals, index, limit):
         return False
-    for at in range(len(objectives)):
+    for quantity in range(len(objectives)):
         for end in range(0 if task.both else 1, 2):
-            dual = (found.upper if end else found.lower)[index, first + at]
-            vertex = found.vertices[index, at : at + 1, end]
-            attained = _bound_objective(row, objectives[at], 2.0 * end - 1.0, limit, dual, found.off[index:], vertex)
-            (found.greatest if end else found.least)[index, first + at] = attained
+            dual = (proposals.upper if end else proposals.lower)[index, first + quantity]
+            vertex = proposals.vertices[index, quantity : quantity + 1, end]
+            sense = 2.0 * end - 1.0
+            distance = proposals.distance[index:]
+            attained = _bound_objective(row, objectives[quantity], sense, limit, dual, distance, vertex)
+            (proposals.greatest if end else proposals.least)[index, first + quantity] = attained
             if np.isnan(attained):
                 return False
     return True
 
 
-@numba.njit(**_WAY)
-def solve_rows(task, found, chosen):
-    """Solve chosen rows of a task into `found` (a `Proposals` of arrays), and mark those that were abandoned."""
-    for index in chosen:
+@numba.njit(**_OPTIONS)
+def solve_rows(task, proposals, indices):
+    """Solve some rows of a task into `proposals` (`Proposals` of arrays), and mark those that were abandoned."""
+    for index in indices:
         row = _start(task.basis[task.group[index]], task.visible[index], task.attention[index])
-        found.failed[index] = not _solve_row(row, task, found, index)
+        proposals.failed[index] = not _solve_row(row, task, proposals, index)
 
 
 with suppress(RuntimeError, AttributeError):  # no folder can be written to, or numba is switched off
