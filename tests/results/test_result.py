@@ -236,6 +236,10 @@ def test_differences_need_the_same_tokens(model: ik.Model, attention: Any):
         _ = attention - other
     with pytest.raises(ik.InputError, match=r"differ on the layer axis \(2 layers, 0 to 4 against 1 layer, 0\)"):
         _ = attention - attention.sel(layer=[0])
+    with pytest.raises(ik.InputError, match=r"on the input axis \(b against c\)"):
+        _ = ik.scores(["a", "b", "d"], torch.ones(3), name="a") - ik.scores(["a", "c", "d"], torch.ones(3), name="a")
+    with pytest.raises(ik.InputError, match="one is 2 inputs, the other 2 outputs × 2 inputs"):
+        _ = ik.scores(["a", "b"], [1.0, 2.0], name="a") - ik.scores(["a", "b"], torch.eye(2), name="a")
     nothing = attention.sel(head=[5]) - attention.sel(head=[5])
     assert not nothing.raw.any()
     assert torch.equal((attention.sel(head=[5]) - nothing).raw, attention.raw[:, :1].double())
@@ -261,6 +265,14 @@ def test_words_add_up_what_pieces_receive_and_average_what_they_do(results: dict
     assert (bounds.lower <= bounds.raw + 1e-9).all() and (bounds.raw <= bounds.upper + 1e-9).all()
     with pytest.raises(ik.InputError, match="no tokens to gather"):
         results["rates"].words()
+
+
+def test_ends_of_words_are_not_called_exact(model: ik.Model):
+    """Pieces of a word may trade weight: the sum of their ends is wider than the ends of their sum."""
+    measure = ik.attention_measure(model, "The goalkeepers ran.", "attention", layers=0, heads=0)
+    assert measure.exact and not measure.words().exact and "outer bounds" in str(measure.words())
+    whole = ik.attention_measure(model, "The dog ran.", "attention", layers=0, heads=0)
+    assert whole.words().exact
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rates", "scores", "agreement", "evaluation")])

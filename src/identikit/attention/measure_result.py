@@ -1,5 +1,6 @@
 """What `attention_measure`, `head_scores` and `agreement` give back."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -96,6 +97,12 @@ class AttentionMeasure(ProvableResult):
     def through(self) -> bool:
         """Whether it goes through layers."""
         return self.axes[-1].name == "input"
+
+    def words(self) -> "AttentionMeasure":
+        """Return the result by words: the ends of a word's pieces are added up, which is valid but not sharp."""
+        result = super().words()
+        sharp = self.exact and [*map(len, result.axes)] == [*map(len, self.axes)]
+        return replace(result, about={**result.about, "exact": sharp})
 
     def survival(self) -> Survival:
         """Return how much of the reading is determined; this finds `certain_order`."""

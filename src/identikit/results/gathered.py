@@ -86,11 +86,18 @@ def difference(result: R, other: R) -> R:
                 f"other {other.about.get(fact)!r}, and so they are different quantities. Subtract their arrays, as "
                 f"a.{result.main[0]} - b.{result.main[0]}, if that is meant."
             )
+    shapes = [" × ".join(axis.counted for axis in each.axes) for each in (result, other)]
+    if [axis.name for axis in result.axes] != [axis.name for axis in other.axes]:
+        raise InputError(f"Subtracting {result.kind} results: one is {shapes[0]}, the other {shapes[1]}.")
     for axis, other_axis in zip(result.axes, other.axes, strict=True):
         if (axis.values, axis.tokens, axis.single) != (other_axis.values, other_axis.tokens, other_axis.single):
+            summaries = (axis.summary(), other_axis.summary())
+            if summaries[0] == summaries[1]:  # the ends are the same, and something between them is not
+                pairs = ((axis.name_of(index), other_axis.name_of(index)) for index in range(len(axis)))
+                summaries = next((pair for pair in pairs if pair[0] != pair[1]), summaries)
             raise InputError(
-                f"Subtracting {result.kind} results: they differ on the {axis.name} axis ({axis.summary()} against "
-                f"{other_axis.summary()}). Select the same parts, of the same tokens."
+                f"Subtracting {result.kind} results: they differ on the {axis.name} axis ({summaries[0]} against "
+                f"{summaries[1]}). Select the same parts, of the same tokens."
             )
     names = [name for name in result.arrays if name in other.arrays]
     result.refuse_large(names)
