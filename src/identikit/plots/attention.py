@@ -10,7 +10,7 @@ from identikit.errors import InputError
 from identikit.plots import style
 from identikit.plots.forms import Cells, Panels, Scale, around_zero, colour_bar, from_zero, heat_map, new_axes, outline
 from identikit.plots.maps import WEIGHT
-from identikit.plots.reading import check, drawing, head_of, named, panels_of, table, tokens_of
+from identikit.plots.reading import axis_labels, check_drawable, drawing, head_of, panels_of, read_table, tokens_of
 from identikit.plots.style import house_style, legend, percent, sequential, sheet_of, token_axis
 from identikit.results import words
 from identikit.results.result import Result
@@ -40,8 +40,8 @@ def head_grid(result: Result, by: str = "pearson", ax: Axes | None = None) -> Ax
         drawable = [name for name in result.arrays if result.source.dims[name] in (_HEAD, _ROW)]
         if drawable:
             known_name("by", by, drawable)
-    check("head_grid", result, [by], axes=_ROW)
-    values = table(result, by, *result.source.dims[by])
+    check_drawable("head_grid", result, [by], axes=_ROW)
+    values = read_table(result, by, *result.source.dims[by])
     share = by in _SHARES or values.dtype == bool
     label = _LABELS.get(by, by.replace("_", " "))
     if values.ndim > len(_HEAD):
@@ -59,7 +59,7 @@ def head_grid(result: Result, by: str = "pearson", ax: Axes | None = None) -> Ax
         axes.tick_params(axis="x", labelrotation=0)
         axes.set_title(f"{label} (%)" if share else label, loc="left")
         colour_bar(image, [axes], scale, "", shares=share)
-        _write(axes, cells, scale, share=share)
+        _write_numbers(axes, cells, scale, share=share)
     return axes
 
 
@@ -72,7 +72,7 @@ def _grid_scale(cells: Cells, by: str, *, share: bool) -> Scale:
     return from_zero(cells)
 
 
-def _write(axes: Axes, cells: Cells, scale: Scale, *, share: bool) -> None:
+def _write_numbers(axes: Axes, cells: Cells, scale: Scale, *, share: bool) -> None:
     """Write the numbers into the cells of a grid, if they fit."""
     room = axes.bbox.width / sheet_of(axes).dpi * 72 / cells.shape[1]
     form = _short
@@ -80,7 +80,7 @@ def _write(axes: Axes, cells: Cells, scale: Scale, *, share: bool) -> None:
         form = words.percent
     elif 0 < np.nanmax(np.abs(cells), initial=0.0) < 0.005:
         form = "{:.0e}".format
-    written = {place: form(value).removesuffix("%") for place, value in np.ndenumerate(cells)}
+    written = {cell: form(value).removesuffix("%") for cell, value in np.ndenumerate(cells)}
     if room < max(map(len, written.values())) * style.SMALL * 0.68:
         return
     for (row, column), word in written.items():
@@ -106,16 +106,16 @@ def interval_bars(
     A tick is the raw weight; a dot, with `effective`, the effective one. The `most` keys with the largest "upper" or
     "width" (`order`) are shown.
     """
-    check("interval_bars", intervals, _ENDS, axes=("key", "group", "quantity"))
+    check_drawable("interval_bars", intervals, _ENDS, axes=("key", "group", "quantity"))
     axis = intervals.axes[-1]
-    arrays = {name: table(intervals, name, axis.name) for name in _ENDS}
+    arrays = {name: read_table(intervals, name, axis.name) for name in _ENDS}
     known_name("order", order, ("upper", "width"))
     if effective is not None:
-        check("interval_bars", effective, ("effective",), axes=("layer", "head", "query", "key"))
+        check_drawable("interval_bars", effective, ("effective",), axes=("layer", "head", "query", "key"))
         arrays["effective"] = _effective_row(effective, intervals)
     rank = arrays["upper"] if order == "upper" else arrays["upper"] - arrays["lower"]
     title = f"{_row_of(intervals)}, {axis.name}s by {order}"
-    return _bars(arrays, rank, named(axis), (axis.name, title, WEIGHT), ax, most=most)
+    return _interval_bars(arrays, rank, axis_labels(axis), (axis.name, title, WEIGHT), ax, most=most)
 
 
 def role_bars(scores: Result, ax: Axes | None = None, *, most: int = 20) -> Axes:
@@ -124,10 +124,10 @@ def role_bars(scores: Result, ax: Axes | None = None, *, most: int = 20) -> Axes
     A tick is the score of raw attention, a dot that of effective attention. The `most` heads with the highest raw score
     are shown.
     """
-    check("role_bars", scores, (*_ENDS, "effective"), axes=_HEAD)
+    check_drawable("role_bars", scores, (*_ENDS, "effective"), axes=_HEAD)
     names = [f"L{layer}H{head}" for layer in scores.axis("layer").values for head in scores.axis("head").values]
-    arrays = {name: table(scores, name, *_HEAD).ravel() for name in (*_ENDS, "effective")}
-    return _bars(arrays, np.abs(arrays["raw"]), names, ("head", scores.axis("score").label, ""), ax, most=most)
+    arrays = {name: read_table(scores, name, *_HEAD).ravel() for name in (*_ENDS, "effective")}
+    return _interval_bars(arrays, np.abs(arrays["raw"]), names, ("head", scores.axis("score").label, ""), ax, most=most)
 
 
 def measure_bars(measure: Result, ax: Axes | None = None, *, most: int = 20) -> Axes:
@@ -137,14 +137,16 @@ def measure_bars(measure: Result, ax: Axes | None = None, *, most: int = 20) -> 
     reading are shown.
     """
     last = measure.axes[-1].name if isinstance(measure, Result) else "key"
-    check("measure_bars", measure, (*_ENDS, "effective"), axes=(last,))
-    arrays = {name: table(measure, name, last) for name in (*_ENDS, "effective")}
+    check_drawable("measure_bars", measure, (*_ENDS, "effective"), axes=(last,))
+    arrays = {name: read_table(measure, name, last) for name in (*_ENDS, "effective")}
     where = ", ".join(f"{axis.name} {axis.label}" for axis in measure.axes if axis.single)
     title = f"{measure.about['measure']}, {where}"
-    return _bars(arrays, np.abs(arrays["raw"]), named(measure.axis(last)), (last, title, ""), ax, most=most)
+    return _interval_bars(
+        arrays, np.abs(arrays["raw"]), axis_labels(measure.axis(last)), (last, title, ""), ax, most=most
+    )
 
 
-def _bars(
+def _interval_bars(
     arrays: Mapping[str, Cells],
     rank: Cells,
     names: Sequence[str],
@@ -154,21 +156,21 @@ def _bars(
     most: int,
 ) -> Axes:
     """Draw intervals as bars, those of highest rank on top; labels of rows, title, and x where it is a share."""
-    what, title, share = labels
+    row_label, title, x_label = labels
     ranked = np.flatnonzero(~np.isnan(rank))
-    chosen = ranked[np.argsort(-rank[ranked], kind="stable")][: whole_number("most", most, least=1)]
-    shown = {name: values[chosen] for name, values in arrays.items()}
-    rows = np.arange(len(chosen))
-    width = shown["upper"] - shown["lower"]
+    strongest = ranked[np.argsort(-rank[ranked], kind="stable")][: whole_number("most", most, least=1)]
+    bars = {name: values[strongest] for name, values in arrays.items()}
+    rows = np.arange(len(strongest))
+    width = bars["upper"] - bars["lower"]
     look = {"color": style.SKY, "edgecolor": style.BLUE, "linewidth": 0.5, "label": "possible"}
-    with drawing(ax, style.SINGLE, 1.1 + 0.14 * len(chosen)) as axes:
-        axes.barh(rows, width, left=shown["lower"], height=0.6, **look)
-        axes.plot(shown["raw"], rows, "|", markersize=7, markeredgewidth=1.4, color=style.BLACK, label="raw")
-        if "effective" in shown:
-            axes.plot(shown["effective"], rows, "o", color=style.RED, label="effective")
-        _label_rows(axes, [names[int(place)] for place in chosen], len(ranked), what)
-        if share:
-            axes.set_xlabel(share)
+    with drawing(ax, style.SINGLE, 1.1 + 0.14 * len(strongest)) as axes:
+        axes.barh(rows, width, left=bars["lower"], height=0.6, **look)
+        axes.plot(bars["raw"], rows, "|", markersize=7, markeredgewidth=1.4, color=style.BLACK, label="raw")
+        if "effective" in bars:
+            axes.plot(bars["effective"], rows, "o", color=style.RED, label="effective")
+        _label_rows(axes, [names[int(index)] for index in strongest], len(ranked), row_label)
+        if x_label:
+            axes.set_xlabel(x_label)
             percent(axes.xaxis)
         legend(axes, columns=3, title=title)
     return axes
@@ -176,15 +178,15 @@ def _bars(
 
 def _effective_row(effective: Result, intervals: Result) -> Cells:
     """Return the effective weights of the row and keys that the intervals belong to."""
-    left = [axis.name for axis in effective.axes if axis.name in _ROW and not axis.single]
-    row = effective.sel(**{name: intervals.axis(name).values[0] for name in left})
+    open_axes = [axis.name for axis in effective.axes if axis.name in _ROW and not axis.single]
+    row = effective.sel(**{name: intervals.axis(name).values[0] for name in open_axes})
     if _row_of(row) != _row_of(intervals):
         raise InputError(
             f"Cannot draw interval_bars: the intervals belong to {_row_of(intervals)}, and effective= to "
             f"{_row_of(row)}. Give the same row of both."
         )
-    weights = dict(zip(row.axis("key").values, table(row, "effective", "key"), strict=True))
-    return np.array([weights.get(place, np.nan) for place in intervals.axis("key").values])
+    weights = dict(zip(row.axis("key").values, read_table(row, "effective", "key"), strict=True))
+    return np.array([weights.get(key, np.nan) for key in intervals.axis("key").values])
 
 
 def alternative_bars(alternative: Result, ax: Axes | None = None, *, most: int = 20) -> Axes:
@@ -192,16 +194,16 @@ def alternative_bars(alternative: Result, ax: Axes | None = None, *, most: int =
 
     The `most` keys with the largest weight in either are shown.
     """
-    check("alternative_bars", alternative, ("raw", "attention"), axes=("key",))
-    names = named(alternative.axis("key"))
-    raw = table(alternative, "raw", "key")
-    other = table(alternative, "attention", "key")
-    chosen = np.argsort(-np.fmax(raw, other), kind="stable")[: whole_number("most", most, least=1)]
-    rows = np.arange(len(chosen))
-    with drawing(ax, style.SINGLE, 1.1 + 0.16 * len(chosen)) as axes:
-        axes.barh(rows - 0.19, raw[chosen], height=0.36, color=style.BLUE, label="raw")
-        axes.barh(rows + 0.19, other[chosen], height=0.36, color=style.ORANGE, label="alternative")
-        _label_rows(axes, [names[place] for place in chosen], len(names), "key")
+    check_drawable("alternative_bars", alternative, ("raw", "attention"), axes=("key",))
+    names = axis_labels(alternative.axis("key"))
+    raw = read_table(alternative, "raw", "key")
+    changed = read_table(alternative, "attention", "key")
+    strongest = np.argsort(-np.fmax(raw, changed), kind="stable")[: whole_number("most", most, least=1)]
+    rows = np.arange(len(strongest))
+    with drawing(ax, style.SINGLE, 1.1 + 0.16 * len(strongest)) as axes:
+        axes.barh(rows - 0.19, raw[strongest], height=0.36, color=style.BLUE, label="raw")
+        axes.barh(rows + 0.19, changed[strongest], height=0.36, color=style.ORANGE, label="alternative")
+        _label_rows(axes, [names[key] for key in strongest], len(names), "key")
         axes.set_xlabel(WEIGHT)
         percent(axes.xaxis)
         legend(axes, columns=2, title=_row_of(alternative))
@@ -214,13 +216,13 @@ def _row_of(result: Result) -> str:
     return f"{head_of(result)}, query {query.values[0]}{token}"
 
 
-def _label_rows(axes: Axes, names: Sequence[str], count: int, what: str) -> None:
-    """Name the rows of bars, the first on top; say how many there are where some are not shown."""
+def _label_rows(axes: Axes, names: Sequence[str], count: int, label: str) -> None:
+    """Name the rows of bars, the first on top; where some are not shown, the label says how many there are."""
     axes.set_ylim(len(names) - 0.4, -0.6)
     token_axis(axes.yaxis, names)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
-    axes.set_ylabel(what if len(names) == count else f"{what} ({len(names)} of {count} shown)")
+    axes.set_ylabel(label if len(names) == count else f"{label} ({len(names)} of {count} shown)")
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
 
 
@@ -233,12 +235,12 @@ def alignment(intervals: Result, *, axes: Iterable[Axes] | None = None) -> Panel
     words take the place of tokens.
     """
     last = next((axis.name for axis in getattr(intervals, "axes", ()) if axis.name in ("key", "group")), "key")
-    check("alignment", intervals, _ENDS, axes=("query", last))
+    check_drawable("alignment", intervals, _ENDS, axes=("query", last))
     aligned = getattr(intervals, "aligned", None)
     if aligned is None:
         raise InputError(f"Cannot draw alignment of {intervals.a_kind}: expected attention intervals.")
-    raw, lower, upper = (table(intervals, name, "query", last) for name in _ENDS)
-    sources = named(intervals.axis(last))
+    raw, lower, upper = (read_table(intervals, name, "query", last) for name in _ENDS)
+    sources = axis_labels(intervals.axis(last))
     rows = range(len(raw))
     best = raw.argmax(1)
     certain = np.atleast_1d(aligned.cpu().numpy()) >= 0
@@ -253,22 +255,23 @@ def alignment(intervals: Result, *, axes: Iterable[Axes] | None = None) -> Panel
             column = int(best[row])
             outline(panels[0], x=(column, column), y=(int(row), int(row)))
         token_axis(panels[0].xaxis, sources)
-        token_axis(panels[0].yaxis, named(intervals.axis("query")))
+        token_axis(panels[0].yaxis, axis_labels(intervals.axis("query")))
         panels[0].set(xlabel="source", ylabel="target")
         panels[0].set_title(f"{head_of(intervals)}, raw", loc="left")
         colour_bar(image, panels[:1], scale, WEIGHT)
         ends = lower[rows, best], upper[rows, best]
         kinds = (("in every attention", certain, style.BLUE), ("not in every one", ~certain, style.GREY))
-        for label, which, colour in kinds:
-            chosen = np.flatnonzero(which)
-            if not len(chosen):
+        for label, is_kind, colour in kinds:
+            rows_of_kind = np.flatnonzero(is_kind)
+            if not len(rows_of_kind):
                 continue
-            bars = panels[1].barh(chosen, (ends[1] - ends[0])[chosen], left=ends[0][chosen], height=0.6, label=label)
+            start = ends[0][rows_of_kind]
+            bars = panels[1].barh(rows_of_kind, ends[1][rows_of_kind] - start, left=start, height=0.6, label=label)
             for bar in bars:
                 bar.set(facecolor=colour, alpha=0.5, edgecolor=colour, linewidth=0.8)
         panels[1].plot(raw[rows, best], rows, "|", markersize=7, markeredgewidth=1.4, color=style.BLACK, label="raw")
         panels[1].set(ylim=(len(raw) - 0.5, -0.5), xlim=(0.0, None), xlabel=WEIGHT)
-        token_axis(panels[1].yaxis, [sources[place] for place in best])
+        token_axis(panels[1].yaxis, [sources[column] for column in best])
         panels[1].set_ylabel("strongest source")
         percent(panels[1].xaxis)
         legend(panels[1], columns=3, title="aligned to it")

@@ -86,9 +86,9 @@ def mass_band(axes: Axes, heads: DataFrame) -> None:
 
 def value_points(axes: Axes, heads: DataFrame) -> None:
     """Draw the size of a group's values against the others' by layer, a point per head; a line joins the medians."""
-    known = heads.dropna(subset="value_size")
-    axes.scatter(known["layer"], known["value_size"], s=7, alpha=0.45, linewidths=0, color=style.BLUE, label="head")
-    medians = known.groupby("layer")["value_size"].median()
+    heads = heads.dropna(subset="value_size")
+    axes.scatter(heads["layer"], heads["value_size"], s=7, alpha=0.45, linewidths=0, color=style.BLUE, label="head")
+    medians = heads.groupby("layer")["value_size"].median()
     axes.plot(medians.index, medians, color=style.BLUE, marker="o", label="median of heads")
     axes.axhline(1.0, color=style.BLACK, linewidth=0.6)
     axes.set_ylabel("size / median of others")

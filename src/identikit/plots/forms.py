@@ -1,4 +1,4 @@
-"""Drawing forms: each puts numbers, unchanged, on axes. The plots of Results and the paper's figures share them."""
+"""Forms of drawing, which put numbers on axes unchanged; the plots of Results and the paper's figures share them."""
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,18 +30,18 @@ Cells = NDArray[Any]
 """The numbers of a map, (row, column); NaN where there is none."""
 
 
-class Shown:
-    """Something a notebook shows as the picture of its figure, although no window of pyplot knows it."""
+class NotebookPicture:
+    """Something that a notebook shows as the picture of its figure, although pyplot does not manage it."""
 
     def _repr_png_(self) -> bytes:
         return picture(self)  # pyright: ignore[reportArgumentType]
 
 
-class SheetAxes(Shown, Axes):
+class SheetAxes(NotebookPicture, Axes):
     """Axes of a sheet."""
 
 
-class Panels(Shown, np.ndarray):
+class Panels(NotebookPicture, np.ndarray):
     """An array of the axes of one figure."""
 
 
@@ -81,7 +81,7 @@ def sheet(*panels: Panel, width: float = style.SINGLE, height: float = 2.6) -> F
 
 
 def finish(panels: Panels) -> Figure:
-    """Lay out a figure once and for all, so that saving moves nothing; return it."""
+    """Lay out a figure for good, so that saving it moves nothing; return it."""
     figure = sheet_of(panels[0])
     layout = figure.get_layout_engine()
     with house_style():
@@ -113,17 +113,17 @@ def lines(axes: Axes, frame: DataFrame, series: Styles, *, by: Sequence[str], x:
     Where the table has columns `low` and `high` that are known, they are error bars, and the series stand a little
     apart along x so that no bar hides another. Peaks and the ends of gaps always have a marker.
     """
-    parts = {key: part for key, part in frame.groupby(list(by), sort=False) if key in series}
-    spread = "low" in frame and bool(frame["low"].notna().any())
-    there = [key for key in series if key in parts]
-    shifts = np.linspace(-0.15, 0.15, len(there)) if spread and len(there) > 1 else np.zeros(len(there))
-    for key, shift in zip(there, shifts, strict=True):
+    tables = {key: rows for key, rows in frame.groupby(list(by), sort=False) if key in series}
+    has_errors = "low" in frame and bool(frame["low"].notna().any())
+    keys = [key for key in series if key in tables]
+    shifts = np.linspace(-0.15, 0.15, len(keys)) if has_errors and len(keys) > 1 else np.zeros(len(keys))
+    for key, shift in zip(keys, shifts, strict=True):
         look = series[key]
-        part = parts[key].sort_values(x)
-        places = part[x].to_numpy(float) + shift
-        values = part[y].to_numpy(float)
+        rows = tables[key].sort_values(x)
+        positions = rows[x].to_numpy(float) + shift
+        values = rows[y].to_numpy(float)
         axes.plot(
-            places,
+            positions,
             values,
             color=look.colour,
             linestyle=look.line,
@@ -133,39 +133,39 @@ def lines(axes: Axes, frame: DataFrame, series: Styles, *, by: Sequence[str], x:
             markevery=_marks(values),
             label=look.label,
         )
-        if spread:
-            ends = np.abs(part[["low", "high"]].to_numpy(float).T - values)
-            axes.errorbar(places, values, ends, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.2)
+        if has_errors:
+            errors = np.abs(rows[["low", "high"]].to_numpy(float).T - values)
+            axes.errorbar(positions, values, errors, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.2)
 
 
 def _marks(values: NDArray[np.float64]) -> list[int]:
     """Return which points of a line have a marker: about fifteen, its peak, and those beside a gap."""
-    there = ~np.isnan(values)
-    if not there.any():
+    known = ~np.isnan(values)
+    if not known.any():
         return []
-    beside = there & ~(np.r_[True, there[:-1]] & np.r_[there[1:], True])
-    every = range(0, len(values), max(1, len(values) // 15))
-    return sorted({*every, int(np.nanargmax(values)), *np.flatnonzero(beside).tolist()})
+    beside_gap = known & ~(np.r_[True, known[:-1]] & np.r_[known[1:], True])
+    evenly = range(0, len(values), max(1, len(values) // 15))
+    return sorted({*evenly, int(np.nanargmax(values)), *np.flatnonzero(beside_gap).tolist()})
 
 
 def clouds(axes: Axes, frame: DataFrame, series: Styles, *, by: str, x: str, y: str) -> None:
-    """Draw the points of each series around each place on x, side by side, so that none hides another."""
+    """Draw the points of each series around each x, side by side, so that none hides another."""
     shifts = np.linspace(-0.2, 0.2, len(series)) if len(series) > 1 else [0.0]
     for (key, look), shift in zip(series.items(), shifts, strict=True):
-        part = frame[frame[by] == key[0]]
-        axes.scatter(part[x] + shift, part[y], s=7, color=look.colour, marker=look.marker, alpha=0.45, linewidths=0)
+        rows = frame[frame[by] == key[0]]
+        axes.scatter(rows[x] + shift, rows[y], s=7, color=look.colour, marker=look.marker, alpha=0.45, linewidths=0)
 
 
-def boxes(axes: Axes, frame: DataFrame, places: Sequence[int]) -> None:
+def boxes(axes: Axes, frame: DataFrame, positions: Sequence[int]) -> None:
     """Draw a box for each row, from its columns low, lower, median, upper and high; the median is orange."""
     names = {"low": "whislo", "lower": "q1", "median": "med", "upper": "q3", "high": "whishi"}
-    whole = frame.assign(place=list(places)).dropna(subset=list(names))
-    if whole.empty:
+    known = frame.assign(position=list(positions)).dropna(subset=list(names))
+    if known.empty:
         return
     thin = {"linewidth": 0.8}
     drawn = axes.bxp(
-        whole.rename(columns=names).to_dict("records"),
-        positions=whole["place"].tolist(),
+        known.rename(columns=names).to_dict("records"),
+        positions=known["position"].tolist(),
         widths=0.6,
         showfliers=False,
         manage_ticks=False,
@@ -174,9 +174,9 @@ def boxes(axes: Axes, frame: DataFrame, places: Sequence[int]) -> None:
         capprops=thin,
         medianprops={"linewidth": 1.6, "color": style.ORANGE},
     )
-    for part in ("boxes", "medians", "whiskers"):
-        for line in drawn[part]:
-            line.set_label(f"_{part}")
+    for kind in ("boxes", "medians", "whiskers"):
+        for line in drawn[kind]:
+            line.set_label(f"_{kind}")
     axes.set_ylim(bottom=0)
 
 
@@ -282,18 +282,18 @@ def history(axes: Axes, past: History, *, layer_label: str = "layer") -> Axes:
     scale = from_zero(cells, most=float(np.nanmax(np.delete(cells, own, axis=1), initial=0.0)))
     image = heat_map(axes, cells, scale)
     axes.set_ylim(-0.5, count - 0.5)
-    shown = [past.layers.index(layer) for layer in layer_ticks(past.layers)]
-    axes.set_yticks(shown, [str(past.layers[place]) for place in shown])
+    ticks = layer_ticks(past.layers)
+    axes.set_yticks([past.layers.index(layer) for layer in ticks], list(map(str, ticks)))
     axes.set(xlabel="input token", ylabel=layer_label)
     token_axis(axes.xaxis, past.tokens, keep=own)
     colour_bar(image, [axes], scale, "contribution (%)")
     side = make_axes(axes, location="right", fraction=0.16, pad=0.02, aspect=None)[0]  # pyright: ignore
     side.set(ylim=(-0.5, count - 0.5), yticks=[], xlabel="its own (%)")
-    for place in own:
-        outline(axes, x=(place, place), y=(0, count - 1), colour=style.SKY)
-        error = None if past.stderr is None else 2 * past.stderr[:, place]
+    for column in own:
+        outline(axes, x=(column, column), y=(0, count - 1), colour=style.SKY)
+        error = None if past.stderr is None else 2 * past.stderr[:, column]
         look = {"elinewidth": 0.7, "capsize": 1.5}
-        side.barh(range(count), cells[:, place], height=0.7, color=style.SKY, xerr=error, error_kw=look)
+        side.barh(range(count), cells[:, column], height=0.7, color=style.SKY, xerr=error, error_kw=look)
     percent(side.xaxis)
     if past.stderr is not None:
         unsure = np.argwhere(cells < 2 * past.stderr)

@@ -11,7 +11,7 @@ from identikit.attention.result import EffectiveAttention
 from identikit.checks import known_name, known_names
 from identikit.errors import InputError
 from identikit.plots.forms import Cells, Panels, Scale, around_zero, colour_bar, heat_map, new_axes
-from identikit.plots.reading import check, drawing, head_of, named, panels_of, table, tokens_of
+from identikit.plots.reading import axis_labels, check_drawable, drawing, head_of, panels_of, read_table, tokens_of
 from identikit.plots.style import DOUBLE, SINGLE, house_style, token_axis
 from identikit.results.result import Result
 
@@ -52,7 +52,7 @@ class Maps:
 
 def read_maps(
     result: Result,
-    maps_of: Callable[[Result], Mapping[str, Cells]],
+    read_rows: Callable[[Result], Mapping[str, Cells]],
     *,
     rows: str,
     columns: str,
@@ -60,20 +60,20 @@ def read_maps(
 ) -> Maps:
     """Read maps over two axes, some rows at a time; with more tokens than `most`, a cell covers several.
 
-    `maps_of` reads the maps of that part of the result which it is given.
+    `read_rows` returns the maps, by title, of some rows of the result.
     """
     axes = {axis.name: axis for axis in result.axes}
     height = len(axes[rows])
     width = len(axes[columns])
     step = -(-max(height, width) // (most or MOST_CELLS))
     block = step * max(1, MOST_CELLS**2 // (step * width))
-    parts: dict[str, list[Cells]] = {}
+    blocks: dict[str, list[Cells]] = {}
     for start in range(0, height, block):
-        part = result if block >= height else result.sel(**{rows: slice(start, start + block)})
-        for title, cells in maps_of(part).items():
-            parts.setdefault(title, []).append(largest(cells, step))
-    cells = {title: np.concatenate(blocks) for title, blocks in parts.items()}
-    return Maps(cells, tokens_of(axes[rows]), tokens_of(axes[columns]), step)
+        some_rows = result if block >= height else result.sel(**{rows: slice(start, start + block)})
+        for title, cells in read_rows(some_rows).items():
+            blocks.setdefault(title, []).append(largest(cells, step))
+    maps = {title: np.concatenate(cells) for title, cells in blocks.items()}
+    return Maps(maps, tokens_of(axes[rows]), tokens_of(axes[columns]), step)
 
 
 def largest(cells: Cells, step: int) -> Cells:
@@ -104,33 +104,32 @@ def head_maps(
     """
     if maps is None:
         maps = _MAPS if intervals is None else _MAPS + _BOUNDS
-    chosen = known_names("maps", maps, (*_MAPS, "simplex", *_BOUNDS))
-    if intervals is None and any(name in _BOUNDS for name in chosen):
+    names = known_names("maps", maps, (*_MAPS, "simplex", *_BOUNDS))
+    if intervals is None and any(name in _BOUNDS for name in names):
         raise InputError("Cannot draw head_maps: lower, upper and width need intervals=.")
-    check("head_maps", attention, _MAPS, axes=("query", "key"))
+    check_drawable("head_maps", attention, _MAPS, axes=("query", "key"))
     if intervals is not None:
-        check("head_maps", intervals, ("lower", "upper"), axes=("query", "key"))
-    if "simplex" in chosen and not isinstance(attention, EffectiveAttention):
+        check_drawable("head_maps", intervals, ("lower", "upper"), axes=("query", "key"))
+    if "simplex" in names and not isinstance(attention, EffectiveAttention):
         raise InputError(
             f"Cannot draw head_maps: maps='simplex' needs what effective_attention returned, not {attention.kind}."
         )
-    stored = [name for name in chosen if name in _MAPS]
 
-    def maps_of(part: Result) -> dict[str, Cells]:
-        weights = {name: table(part, name, "query", "key") for name in stored}
-        if "simplex" in chosen and isinstance(part, EffectiveAttention):
-            weights["simplex"] = part.simplex.cpu().numpy().reshape(len(part.axis("query")), len(part.axis("key")))
+    def read_rows(rows: Result) -> dict[str, Cells]:
+        weights = {name: read_table(rows, name, "query", "key") for name in names if name in _MAPS}
+        if "simplex" in names and isinstance(rows, EffectiveAttention):
+            weights["simplex"] = rows.simplex.cpu().numpy().reshape(len(rows.axis("query")), len(rows.axis("key")))
         if intervals is not None:
-            weights |= _bounds(intervals, part)
-        seen = _seen(part)
-        return {f"{head_of(part)} {name}": np.where(seen, weights[name], np.nan) for name in chosen}
+            weights |= _bounds(intervals, rows)
+        visible = _visible(rows)
+        return {f"{head_of(rows)} {name}": np.where(visible, weights[name], np.nan) for name in names}
 
-    return _drawn("head_maps", read_maps(attention, maps_of, rows="query", columns="key"), axes)
+    return _draw_maps("head_maps", read_maps(attention, read_rows, rows="query", columns="key"), axes)
 
 
-def _seen(part: Result) -> Cells | bool:
+def _visible(rows: Result) -> Cells | bool:
     """Return which keys each query sees."""
-    return table(part, "visible", "query", "key") if "visible" in part.arrays else True
+    return read_table(rows, "visible", "query", "key") if "visible" in rows.arrays else True
 
 
 def _bounds(intervals: Result, attention: Result) -> dict[str, Cells]:
@@ -140,15 +139,15 @@ def _bounds(intervals: Result, attention: Result) -> dict[str, Cells]:
             f"Cannot draw head_maps: attention= is of {head_of(attention)} and intervals= of {head_of(intervals)}. "
             "Give the same head of both."
         )
-    rows, columns = ({value: at for at, value in enumerate(attention.axis(name).values)} for name in ("query", "key"))
+    rows = attention.axis("query").values
+    columns = attention.axis("key").values
     ends = {name: np.full((len(rows), len(columns)), np.nan) for name in ("lower", "upper")}
     queries = [query for query in intervals.axis("query").values if query in rows]
     keys = [key for key in intervals.axis("key").values if key in columns]
     if queries and keys:
-        places = np.ix_([rows[query] for query in queries], [columns[key] for key in keys])
-        known = intervals.sel(query=queries, key=keys)
+        bounded = np.ix_([rows.index(query) for query in queries], [columns.index(key) for key in keys])
         for name, cells in ends.items():
-            cells[places] = table(known, name, "query", "key")
+            cells[bounded] = read_table(intervals.sel(query=queries, key=keys), name, "query", "key")
     return {**ends, "width": ends["upper"] - ends["lower"]}
 
 
@@ -158,30 +157,31 @@ def thumbnails(attention: Result, name: str = "raw", ax: Axes | None = None) -> 
     `name` is raw, effective or null. Where there is no room for every weight, a cell is the largest of several.
     """
     known_name("name", name, _MAPS)
-    check("thumbnails", attention, [name], axes=("layer", "head", "query", "key"))
+    check_drawable("thumbnails", attention, [name], axes=("layer", "head", "query", "key"))
     layers = attention.axis("layer").values
     heads = attention.axis("head").values
-    most = max(4, THUMBNAIL_CELLS // max(len(layers), len(heads)))
+    most_cells = max(4, THUMBNAIL_CELLS // max(len(layers), len(heads)))
 
-    def maps_of(part: Result) -> dict[str, Cells]:
-        return {name: np.where(_seen(part), table(part, name, "query", "key"), np.nan)}
+    def read_rows(rows: Result) -> dict[str, Cells]:
+        return {name: np.where(_visible(rows), read_table(rows, name, "query", "key"), np.nan)}
 
-    rows = []
+    grid = []
     for layer in reversed(layers):
         row = []
         for head in heads:
-            maps = read_maps(attention.sel(layer=layer, head=head), maps_of, rows="query", columns="key", most=most)
+            maps = read_maps(
+                attention.sel(layer=layer, head=head), read_rows, rows="query", columns="key", most=most_cells
+            )
             row.append(np.pad(maps.cells[name], 1, constant_values=np.nan))
-        rows.append(np.concatenate(row, axis=1))
-    cells = np.concatenate(rows)
-    high, wide = (side / count for side, count in zip(cells.shape, (len(layers), len(heads)), strict=True))
+        grid.append(row)
+    cells = np.block(grid)
+    height = cells.shape[0] / len(layers)
+    width = cells.shape[1] / len(heads)
     scale = around_zero(cells)
     with drawing(ax, DOUBLE, 1.0 + (DOUBLE - 1.5) * cells.shape[0] / cells.shape[1]) as axes:
         image = axes.imshow(cells, cmap=scale.colours, vmin=scale.least, vmax=scale.most, aspect="auto")
-        axes.set_xticks([(place + 0.5) * wide - 0.5 for place in range(len(heads))], [str(head) for head in heads])
-        axes.set_yticks(
-            [(place + 0.5) * high - 0.5 for place in range(len(layers))], [str(layer) for layer in reversed(layers)]
-        )
+        axes.set_xticks((np.arange(len(heads)) + 0.5) * width - 0.5, [str(head) for head in heads])
+        axes.set_yticks((np.arange(len(layers)) + 0.5) * height - 0.5, [str(layer) for layer in reversed(layers)])
         axes.tick_params(length=0)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
@@ -191,24 +191,12 @@ def thumbnails(attention: Result, name: str = "raw", ax: Axes | None = None) -> 
     return axes
 
 
-def _possible_ends(part: Result, rows: str, columns: str) -> dict[str, Cells]:
-    """Return raw numbers and both ends as tables, with NaN where nothing but 0 is possible."""
-    ends = {end: table(part, end, rows, columns) for end in _ENDS}
-    possible = (ends["upper"] != 0) | (ends["lower"] != 0)
-    return {end: np.where(possible, cells, np.nan) for end, cells in ends.items()}
-
-
 def interval_maps(intervals: Result, *, axes: Iterable[Axes] | None = None) -> Panels:
     """Draw raw weight, lower and upper end of one head side by side, on one scale; return their axes.
 
     Edges that no alternative can use, such as invisible keys, are hatched.
     """
-    check("interval_maps", intervals, _ENDS, axes=("query", "key"))
-
-    def maps_of(part: Result) -> dict[str, Cells]:
-        return {f"{head_of(part)} {end}": cells for end, cells in _possible_ends(part, "query", "key").items()}
-
-    return _drawn("interval_maps", read_maps(intervals, maps_of, rows="query", columns="key"), axes)
+    return _draw_ends("interval_maps", intervals, LABELS, lambda end: f"{head_of(intervals)} {end}", axes)
 
 
 def measure_maps(measure: Result, *, axes: Iterable[Axes] | None = None) -> Panels:
@@ -219,18 +207,27 @@ def measure_maps(measure: Result, *, axes: Iterable[Axes] | None = None) -> Pane
     rows, columns = (axis.name for axis in measure.axes[-2:])
     if not measure.axis("layer").single:
         measure = measure.sel(layer=-1)
-    check("measure_maps", measure, _ENDS, axes=(rows, columns))
     name = measure.about["measure"]
-
-    def maps_of(part: Result) -> dict[str, Cells]:
-        return {f"{name}, {end}": cells for end, cells in _possible_ends(part, rows, columns).items()}
-
-    maps = read_maps(measure, maps_of, rows=rows, columns=columns)
-    return _drawn("measure_maps", maps, axes, (rows, columns, name))
+    return _draw_ends("measure_maps", measure, (rows, columns, name), lambda end: f"{name}, {end}", axes)
 
 
-def _drawn(plot: str, maps: Maps, axes: Iterable[Axes] | None, labels: Labels = LABELS) -> Panels:
-    """Draw titled maps on the axes that were given, or on new ones."""
+def _draw_ends(
+    plot: str, result: Result, labels: Labels, title: Callable[[str], str], axes: Iterable[Axes] | None
+) -> Panels:
+    """Draw raw numbers and both ends as maps, blank where nothing but 0 is possible."""
+    rows, columns, _ = labels
+    check_drawable(plot, result, _ENDS, axes=(rows, columns))
+
+    def read_rows(some_rows: Result) -> dict[str, Cells]:
+        ends = {end: read_table(some_rows, end, rows, columns) for end in _ENDS}
+        possible = (ends["upper"] != 0) | (ends["lower"] != 0)
+        return {title(end): np.where(possible, cells, np.nan) for end, cells in ends.items()}
+
+    return _draw_maps(plot, read_maps(result, read_rows, rows=rows, columns=columns), axes, labels)
+
+
+def _draw_maps(plot: str, maps: Maps, axes: Iterable[Axes] | None, labels: Labels = LABELS) -> Panels:
+    """Draw titled maps on the user's axes, or on new ones."""
     count = len(maps.cells)
     if axes is not None:
         panels = panels_of(plot, axes, count)
@@ -256,8 +253,8 @@ def map_panels(panels: Panels, maps: Maps, *, keep: Sequence[int] = (), labels: 
         axes.set_title(title, loc="left")
         axes.set_xlabel(maps.label(labels[1]))
         axes.spines[:].set_visible(True)
-        place = axes.get_subplotspec()
-        if place is None or place.is_first_col():
+        cell = axes.get_subplotspec()
+        if cell is None or cell.is_first_col():
             axes.set_ylabel(labels[0])
             token_axis(axes.yaxis, maps.rows)
         else:
@@ -268,14 +265,14 @@ def map_panels(panels: Panels, maps: Maps, *, keep: Sequence[int] = (), labels: 
 
 def agreement_map(agreement: Result, ax: Axes | None = None) -> Axes:
     """Draw the rank correlation of each pair of measures, from −1 to 1, with its number."""
-    check("agreement_map", agreement, ("correlation",), axes=("measure", "other"))
-    cells = table(agreement, "correlation", "measure", "other")
-    names, others = (named(agreement.axis(axis)) for axis in ("measure", "other"))
+    check_drawable("agreement_map", agreement, ("correlation",), axes=("measure", "other"))
+    cells = read_table(agreement, "correlation", "measure", "other")
+    names = axis_labels(agreement.axis("measure"))
     with drawing(ax, SINGLE, 0.9 + 0.35 * len(names)) as axes:
         axes.imshow(cells, cmap="RdBu_r", vmin=-1, vmax=1)
         for row, column in np.ndindex(*cells.shape):
             axes.text(column, row, f"{cells[row, column]:.2f}", ha="center", va="center", fontsize="small")
         token_axis(axes.yaxis, names)
-        token_axis(axes.xaxis, others)
+        token_axis(axes.xaxis, axis_labels(agreement.axis("other")))
         axes.grid(visible=False)
     return axes

@@ -13,7 +13,7 @@ from identikit.checks import flag, known_names, whole_number
 from identikit.errors import InputError
 from identikit.plots.forms import Cells, Panels, around_zero, colour_bar, from_zero, new_axes
 from identikit.plots.maps import WEIGHT
-from identikit.plots.reading import check, panels_of, table
+from identikit.plots.reading import check_drawable, panels_of, read_table
 from identikit.plots.style import BLUE, DOUBLE, SINGLE, house_style
 from identikit.results.pictures import SINK, Box, Patch, ShownImage, pictures
 from identikit.results.result import Result
@@ -41,31 +41,33 @@ def image_overlay(
     `image` counts from 0. Of an image that is cut into tiles, tiles are drawn; `overview=True` draws the whole picture
     made smaller, which the model reads beside them.
     """
-    known = [name for name in ("raw", "lower", "upper", "effective", "null") if name in getattr(result, "arrays", ())]
-    check("image_overlay", result, ["raw", *known], axes=("key",))
-    chosen = known_names("maps", _usual(known) if maps is None else maps, known)
-    picture, patches = _shown(result, image, overview)
-    places = {position: place for place, position in enumerate(result.axis("key").values)}
-    if not all(patch.position in places for patch in patches):
+    stored = [name for name in ("raw", "lower", "upper", "effective", "null") if name in getattr(result, "arrays", ())]
+    check_drawable("image_overlay", result, ["raw", *stored], axes=("key",))
+    names = known_names("maps", _default_maps(stored) if maps is None else maps, stored)
+    picture, patches = _picture_and_patches(result, image, overview)
+    positions = result.axis("key").values
+    if not all(patch.position in positions for patch in patches):
         raise InputError("Cannot draw image_overlay: some of the image's tokens are not selected. Select no keys.")
-    at = [places[patch.position] for patch in patches]
-    seen = table(result, "visible", "key")[at] if "visible" in result.arrays else True
-    weights = {name: np.where(seen, table(result, name, "key")[at].astype(float), np.nan) for name in chosen}
-    raw = table(result, "raw", "key")[at]
+    columns = [positions.index(patch.position) for patch in patches]
+    visible = read_table(result, "visible", "key")[columns] if "visible" in result.arrays else True
+    weights = {}
+    for name in names:
+        weights[name] = np.where(visible, read_table(result, name, "key")[columns].astype(float), np.nan)
+    raw = read_table(result, "raw", "key")[columns]
     sinks = [patch.box for patch, weight in zip(patches, raw, strict=True) if weight > SINK * raw.sum()]
-    panels = _given("image_overlay", axes, len(chosen), picture)
+    panels = _panels("image_overlay", axes, len(names), picture)
     with house_style():
         _draw(panels, picture, [patch.box for patch in patches], weights)
         for panel in panels:
-            for left, top, right, bottom in sinks:
-                panel.plot((left + right) / 2, (top + bottom) / 2, "x", color=BLUE, markersize=5, markeredgewidth=1.2)
+            for x, y, x_end, y_end in sinks:
+                panel.plot((x + x_end) / 2, (y + y_end) / 2, "x", color=BLUE, markersize=5, markeredgewidth=1.2)
     return panels
 
 
-def _shown(result: Result, image: int, overview: bool | None) -> tuple[ShownImage, list[Patch]]:
+def _picture_and_patches(result: Result, image: int, overview: bool | None) -> tuple[ShownImage, list[Patch]]:
     """Return the image that is drawn, and its patches: those of its tiles, if it has any, or those of all of it."""
-    found = pictures(result)
-    picture = found[whole_number("image", image, most=len(found) - 1)]
+    images = pictures(result)
+    picture = images[whole_number("image", image, most=len(images) - 1)]
     tiles = any(not patch.overview for patch in picture.patches)
     small = not tiles if overview is None else flag("overview", overview)
     patches = [patch for patch in picture.patches if patch.overview == small]
@@ -74,12 +76,12 @@ def _shown(result: Result, image: int, overview: bool | None) -> tuple[ShownImag
     return picture, patches
 
 
-def _usual(known: Sequence[str]) -> list[str]:
-    ends = [name for name in ("raw", "lower", "upper") if name in known]
-    return ends if len(ends) == 3 else [name for name in ("raw", "effective") if name in known]
+def _default_maps(stored: Sequence[str]) -> list[str]:
+    ends = [name for name in ("raw", "lower", "upper") if name in stored]
+    return ends if len(ends) == 3 else [name for name in ("raw", "effective") if name in stored]
 
 
-def _given(plot: str, axes: Iterable[Axes] | None, count: int, picture: ShownImage) -> Panels:
+def _panels(plot: str, axes: Iterable[Axes] | None, count: int, picture: ShownImage) -> Panels:
     if axes is not None:
         return panels_of(plot, axes, count)
     width = SINGLE if count == 1 else DOUBLE

@@ -19,7 +19,7 @@ from identikit.results.result import Result
 from identikit.texts.text import readable_token
 
 
-def check(plot: str, result: Result, names: Sequence[str], *, axes: Sequence[str]) -> None:
+def check_drawable(plot: str, result: Result, names: Sequence[str], *, axes: Sequence[str]) -> None:
     """Refuse a result that lacks one of the arrays `names`, or one where they have axes left other than `axes`."""
     if not isinstance(result, Result):
         raise InputError(f"Cannot draw {plot} of {shortened(result)}: expected a Result.")
@@ -29,21 +29,22 @@ def check(plot: str, result: Result, names: Sequence[str], *, axes: Sequence[str
                 f"Cannot draw {plot}: it needs {name!r}, and {result.kind} has only {', '.join(result.arrays)}."
             )
     dims = {dim for name in names for dim in result.source.dims[name]}
-    left = [axis for axis in result.axes if axis.name in dims and not axis.single and axis.name not in axes]
-    if left:
-        examples = ", ".join(f"{axis.name}={axis.values[len(axis) // 2]!r}" for axis in left)
+    extra = [axis for axis in result.axes if axis.name in dims and not axis.single and axis.name not in axes]
+    if extra:
+        examples = ", ".join(f"{axis.name}={axis.values[len(axis) // 2]!r}" for axis in extra)
         raise InputError(
-            f"Cannot draw {plot}: the result still has the {'axis' if len(left) == 1 else 'axes'} "
-            f"{' and '.join(axis.name for axis in left)}. Select one of each first, for example result.sel({examples})."
+            f"Cannot draw {plot}: the result still has the {'axis' if len(extra) == 1 else 'axes'} "
+            f"{' and '.join(axis.name for axis in extra)}. Select one of each first, for example "
+            f"result.sel({examples})."
         )
 
 
-def table(result: Result, name: str, *dims: str) -> NDArray[Any]:
+def read_table(result: Result, name: str, *dims: str) -> NDArray[Any]:
     """Return one of a result's arrays with these axes in this order; all others must have been selected from."""
     result.refuse_large([name])
     values = result.read(name).detach().cpu()
-    of = result.source.dims[name]
-    values = values.permute([of.index(dim) for dim in dims] + [at for at, dim in enumerate(of) if dim not in dims])
+    order = sorted(result.source.dims[name], key=lambda dim: dims.index(dim) if dim in dims else len(dims))
+    values = values.permute([result.source.dims[name].index(dim) for dim in order])
     values = values.reshape(values.shape[: len(dims)])
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
@@ -53,14 +54,14 @@ def tokens_of(axis: Axis) -> list[str]:
     return [readable_token(token).strip() or "␣" for token in axis.tokens or ()]
 
 
-def named(axis: Axis) -> list[str]:
+def axis_labels(axis: Axis) -> list[str]:
     """Return the tokens along an axis, with its position where one repeats, as `sel` takes it: `the@24`; or names."""
     if axis.tokens is None:
         return list(map(str, axis.values))
     tokens = tokens_of(axis)
     count = Counter(tokens)
-    places = zip(tokens, axis.values, strict=True)
-    return [f"{token}@{place}" if count[token] > 1 else token for token, place in places]
+    positions = zip(tokens, axis.values, strict=True)
+    return [f"{token}@{position}" if count[token] > 1 else token for token, position in positions]
 
 
 def head_of(result: Result) -> str:
@@ -70,7 +71,7 @@ def head_of(result: Result) -> str:
 
 @contextmanager
 def drawing(ax: Axes | None, width: float, height: float) -> Iterator[Axes]:
-    """Draw in the house style on the axes that were given, or on those of a new figure of this size in inches."""
+    """Draw in the house style on the user's axes, or on those of a new figure of this size in inches."""
     if ax is not None and not isinstance(ax, Axes):
         raise InputError(f"ax={shortened(ax)} cannot be used: expected axes of matplotlib.")
     with house_style():
@@ -78,7 +79,7 @@ def drawing(ax: Axes | None, width: float, height: float) -> Iterator[Axes]:
 
 
 def panels_of(plot: str, axes: Iterable[Axes], count: int) -> Panels:
-    """Return the axes that were given for a plot of so many maps or panels, row after row."""
+    """Return the user's axes for a plot of so many panels, row after row."""
     panels = np.array([*axes], dtype=object).reshape(-1).view(Panels)
     if len(panels) != count:
         raise InputError(f"Cannot draw {plot}: axes= has {len(panels)} axes, and {count} are needed.")

@@ -103,9 +103,9 @@ _EARLY = (0.0, 0.1, 0.35, 0.7, 1.0)  # beside a sink of 95 %, weights of a few p
 
 
 def _colours(
-    name: str, stops: Sequence[str], places: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    name: str, stops: Sequence[str], positions: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
 ) -> LinearSegmentedColormap:
-    return LinearSegmentedColormap.from_list(name, list(zip(places, stops, strict=True)))
+    return LinearSegmentedColormap.from_list(name, list(zip(positions, stops, strict=True)))
 
 
 def sequential() -> ListedColormap:
@@ -123,9 +123,9 @@ def diverging() -> ListedColormap:
 def two_sided() -> ListedColormap:
     """Colours of two cases: orange below zero, blue above, never white, so that even a cell near zero has a side."""
     thirds = (0.0, 0.5, 1.0)
-    lost = _colours("lost", _ABOVE[1:4], thirds)(np.linspace(1, 0, 128))
-    kept = _colours("kept", _BELOW[1:4], thirds)(np.linspace(0, 1, 128))
-    return ListedColormap(np.vstack([lost, kept]), name="two_sided")
+    below = _colours("below", _ABOVE[1:4], thirds)(np.linspace(1, 0, 128))
+    above = _colours("above", _BELOW[1:4], thirds)(np.linspace(0, 1, 128))
+    return ListedColormap(np.vstack([below, above]), name="two_sided")
 
 
 def sheet_of(axes: Axes) -> Figure:
@@ -154,14 +154,14 @@ def layer_ticks(layers: Sequence[int]) -> list[int]:
 
 
 class TokenLocator(Locator):
-    """Ticks at tokens, as many as fit when the figure is drawn: `keep` first, then others that stand clear of them."""
+    """Ticks at tokens, as many as fit when the figure is drawn: those in `keep`, then others that do not overlap."""
 
     def __init__(self, count: int, keep: Sequence[int] = ()):
         self.count = count
         self.keep = tuple(keep)
 
     def __call__(self) -> list[int]:
-        """Return the places that are labelled."""
+        """Return the tokens that are labelled, by index."""
         axis: Any = self.axis
         figure = axis.get_figure(root=True)
         box = axis.axes.bbox
@@ -169,14 +169,14 @@ class TokenLocator(Locator):
         first, last = sorted(axis.get_view_interval())
         spacing = SMALL * 1.2 * (last - first) / max(length, 1.0)
         step = max(1, int(np.ceil(spacing)))
-        chosen: list[int] = []
-        for place in (*self.keep, *range(0, self.count, step)):
-            if all(abs(place - other) >= step for other in chosen):
-                chosen.append(place)
-        return sorted(place for place in chosen if first <= place <= last)
+        ticks: list[int] = []
+        for index in (*self.keep, *range(0, self.count, step)):
+            if all(abs(index - tick) >= step for tick in ticks):
+                ticks.append(index)
+        return sorted(tick for tick in ticks if first <= tick <= last)
 
     def tick_values(self, vmin: float, vmax: float) -> list[int]:
-        """Return the places; they do not depend on limits that are asked for."""
+        """Return the ticks; they do not depend on these limits."""
         return self()
 
 
@@ -184,7 +184,7 @@ def token_axis(axis: Axis, tokens: Sequence[str], *, keep: Sequence[int] = ()) -
     """Write tokens along an axis, upright below a map; where they are too dense some are left out, `keep` last."""
     axis.set_major_locator(TokenLocator(len(tokens), keep))
     words = dict(enumerate(tokens))
-    axis.set_major_formatter(FuncFormatter(lambda place, _: words.get(round(place), "")))
+    axis.set_major_formatter(FuncFormatter(lambda tick, _: words.get(round(tick), "")))
     axis.get_major_ticks(min(len(tokens), 100))  # made here, so that no dollar sign starts a formula later
     axis.set_tick_params(length=1.5, pad=1, labelsize=SMALL, labelrotation=90 if isinstance(axis, XAxis) else 0)
 

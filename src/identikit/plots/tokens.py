@@ -8,7 +8,7 @@ from pandas import DataFrame
 from identikit.errors import InputError
 from identikit.plots import style
 from identikit.plots.forms import Cells, Scale, Styles, colour_bar, heat_map, lines
-from identikit.plots.reading import check, drawing, table, tokens_of
+from identikit.plots.reading import check_drawable, drawing, read_table, tokens_of
 from identikit.plots.style import Style, layer_axis, legend, percent, sheet_of, token_axis, two_sided
 from identikit.results.result import Result
 from identikit.texts.text import readable_token
@@ -33,7 +33,7 @@ def rates(identifiability: Result, ax: Axes | None = None) -> Axes:
     Rates are those on test data, of maps tested on the layer they were fitted to. Where targets, offsets or shares of
     the data differ, select one first.
     """
-    check("rates", identifiability, MEASURED, axes=AXES)
+    check_drawable("rates", identifiability, MEASURED, axes=AXES)
     frame = identifiability.to_frame(*MEASURED).dropna(subset=["rate"])
     frame = frame.query("layer == test_layer and split == 'test'")
     for name in ("target", "offset", "data_share"):
@@ -70,17 +70,17 @@ def identity_map(identity: Result, ax: Axes | None = None) -> Axes:
     it has a cross.
     """
     names = ("recovered", "margin", "winner")
-    check("identity_map", identity, names, axes=("layer", "token"))
+    check_drawable("identity_map", identity, names, axes=("layer", "token"))
     axis = identity.axis("token")
     words = dict(zip(axis.values, tokens_of(axis), strict=True))
-    name_of = np.vectorize(lambda place: words.get(int(place), f"@{int(place)}"))
-    recovered = table(identity, "recovered", "layer", "token")
+    name_of = np.vectorize(lambda position: words.get(int(position), f"@{int(position)}"))
+    recovered = read_table(identity, "recovered", "layer", "token")
     title = f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost"
     invertible = np.ones(recovered.shape, dtype=bool)
     if "invertible" in identity.arrays:
-        invertible = table(identity, "invertible", "layer", "token")
+        invertible = read_table(identity, "invertible", "layer", "token")
         title += f"; {int(invertible.sum())} invertible (ring: not)"
-    axes = _recovery(identity, "token", recovered, name_of(table(identity, "winner", "layer", "token")), title, ax)
+    axes = _recovery(identity, "token", recovered, name_of(read_table(identity, "winner", "layer", "token")), title, ax)
     rows, columns = np.nonzero(~invertible)
     if len(rows):
         axes.scatter(columns, rows, s=40, facecolors="none", edgecolors=style.BLACK)
@@ -93,11 +93,11 @@ def inversion_map(inversion: Result, ax: Axes | None = None) -> Axes:
     The shade is the margin to the best other token, relative to the norm of the hidden vector. Where it fits, a lost
     cell says which token won instead; elsewhere it has a cross.
     """
-    check("inversion_map", inversion, ("margin",), axes=("layer", "position"))
+    check_drawable("inversion_map", inversion, ("margin",), axes=("layer", "position"))
     recovered = np.ones((len(inversion.axis("layer")), len(inversion.axis("position"))), dtype=bool)
     title = "recovered tokens"
     if "recovered" in inversion.arrays:
-        recovered = table(inversion, "recovered", "layer", "position")
+        recovered = read_table(inversion, "recovered", "layer", "position")
         title = f"{int(recovered.sum())} of {recovered.size} recovered; orange: lost"
     winner = np.full(recovered.shape, "×")
     if "winner" in inversion.arrays and isinstance(inversion, TokenInversion):
@@ -109,13 +109,13 @@ def _recovery(
     result: Result, dim: str, recovered: NDArray[np.bool_], winner: Cells, title: str, ax: Axes | None
 ) -> Axes:
     """Draw margins by layer and token, coloured by whether a token was recovered, with what won instead."""
-    margin = table(result, "margin", "layer", dim).astype(float)
+    margin = read_table(result, "margin", "layer", dim).astype(float)
     layers = result.axis("layer").values
     tokens = tokens_of(result.axis(dim))
-    reach = float(np.nanmax(np.abs(margin), initial=0.0)) or 1.0
     least = float(np.nanmin(margin, initial=0.0))
-    most = float(np.nanmax(margin, initial=0.0))
-    scale = Scale(two_sided(), -reach, reach, least, most if most > least else reach)
+    greatest = float(np.nanmax(margin, initial=0.0))
+    reach = max(-least, greatest) or 1.0
+    scale = Scale(two_sided(), -reach, reach, least, greatest if greatest > least else reach)
     hair = 1e-6 * reach  # by which a tie lies on its side of zero, so that it has its case's colour
     sided = np.where(recovered, np.maximum(margin, hair), np.minimum(margin, -hair))
     with drawing(ax, style.SINGLE if len(tokens) <= 10 else style.DOUBLE, 1.1 + min(0.28 * len(layers), 5.0)) as axes:
