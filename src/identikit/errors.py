@@ -1,4 +1,4 @@
-"""The errors a user can meet, and how other places say what a message says.
+"""The errors a user can meet, and their messages reworded for the command line and for pages.
 
 Every message says what was being done, with which value, what was expected and what to do. The command line prints
 only the message, so it must make sense by itself.
@@ -44,8 +44,13 @@ class ModelError(IdentikitError):
     """A model that cannot be loaded, is not supported, or fails its proof."""
 
 
+def reason_of(error: BaseException, length: int = 200) -> str:
+    """Return what another library's error says: one line of at most this length, without a full stop."""
+    return " ".join(str(error).split())[:length].rstrip(".") or type(error).__name__
+
+
 UNFINISHED: list[Callable[[BaseException], None]] = []
-"""What has to be left in order and is not yet, the innermost last: called with the error if a signal ends a command."""
+"""Called with the error, the last first, if a signal ends a command: they leave unfinished work in order."""
 
 
 @dataclass(frozen=True)
@@ -55,38 +60,38 @@ class Unavailable:
     reason: str
 
 
-# What Python says, said elsewhere
+# Messages outside Python
 
 
 def for_command_line(words: str, options: Mapping[str, str]) -> str:
-    """Return words with the options of a command, by their names in Python; calls are said to be Python's."""
+    """Return a message with a command's options in place of Python's; `options` maps names in Python to them."""
 
-    def named(found: re.Match[str]) -> str:
-        name, value = found.groups()
+    def command_option(match: re.Match[str]) -> str:
+        name, value = match.groups()
         if name not in options or value in ("False", "None"):
-            return found[0]
+            return match[0]
         if value in (None, "True"):
             return options[name]
         return f"{options[name]} {value.strip(_QUOTES) or value}"
 
-    parts = _CODE.split(words.replace(_ALL_NUMBERS, "--json"))
-    for place, part in enumerate(parts):
-        if place % 2 == 0:
-            parts[place] = _OPTION.sub(named, part)
-        elif _CALL.match(part):
-            parts[place] = f"{part} in Python"
-    return "".join(parts)
+    pieces = _CODE.split(words.replace(_ALL_NUMBERS, "--json"))
+    for index, piece in enumerate(pieces):
+        if index % 2 == 0:  # outside backticks
+            pieces[index] = _OPTION.sub(command_option, piece)
+        elif _CALL.match(piece):
+            pieces[index] = f"{piece} in Python"
+    return "".join(pieces)
 
 
 def for_page(words: str) -> str:
-    """Return words without what offers an option or a call of Python: an aside, an alternative, or a whole sentence."""
-    first, *others = re.split(r"(?<=[.!?]) (?=[A-Z`])", words.replace(_ALL_NUMBERS, "Provenance"))
-    kept = [_without_offers(sentence) for sentence in others]
-    return " ".join([_without_offers(first), *(sentence for sentence in kept if not _offers(sentence))])
+    """Return a message without advice to set an option or make a call: asides, alternatives and whole sentences."""
+    first, *following = re.split(r"(?<=[.!?]) (?=[A-Z`])", words.replace(_ALL_NUMBERS, "Provenance"))
+    sentences = [_remove_offers(sentence) for sentence in following]
+    return " ".join([_remove_offers(first), *(sentence for sentence in sentences if not _offers(sentence))])
 
 
-def _without_offers(sentence: str) -> str:
-    """Return a sentence without asides in brackets, and without a last alternative, that offer something."""
+def _remove_offers(sentence: str) -> str:
+    """Remove asides in brackets, and a last alternative, that offer an option or a call."""
     sentence = re.sub(r" \([^()]*\)", lambda aside: "" if _offers(aside[0]) else aside[0], sentence)
     body, comma, last = sentence.rpartition(", or ")
     return f"{body}." if comma and _offers(last) and not _offers(body) else sentence

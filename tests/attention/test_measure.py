@@ -95,7 +95,7 @@ def autograd_derivatives(model: ik.Model) -> list[torch.Tensor]:
 
     (encoded,) = model.encode(TEXT)
     (batch,) = model.batches([encoded])
-    with model._tapped(visit) as watch, torch.enable_grad():
+    with model._watched(visit) as watch, torch.enable_grad():
         model.hf(**model.arguments(batch))
         square(None, watch.hidden[-1]).backward()
     return [leaf.grad[0] for leaf in maps]

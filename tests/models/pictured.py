@@ -11,7 +11,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from identikit.models.model import Model
-from identikit.texts.pictures import ImageReader, PictureSource
+from identikit.texts.pictures import ImageTextEncoder
 from tests.models import tiny
 
 QUESTION = "w5 w6 w7"
@@ -82,8 +82,7 @@ def loaded(name: str, *, dtype: torch.dtype = torch.float64, template: bool = Tr
     written = TEMPLATE.replace("PLACEHOLDER", made.placeholder) if template else None
     model = Model(made.build(dtype), tokenizer(name), name=f"tiny {name}")
     assert model.family.images is not None
-    reader = ImageReader(made.processor, written)
-    model.images = PictureSource(model.family.images, model.hf.config, model.tokenizer, reader)
+    model.images = ImageTextEncoder(model.family.images, model.hf.config, model.tokenizer, made.processor, written)
     return model
 
 

@@ -33,8 +33,8 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         "weights": [(p.data_ptr(), p.dtype, p.requires_grad, p.grad is None) for p in model.parameters()],
         "buffers": [buffer.data_ptr() for buffer in model.buffers()],
         "sums": [float(p.detach().double().sum()) for p in [*model.parameters(), *model.buffers()]],
-        "turn": sum(isolation._locks[one].depth for one in modules if one in isolation._locks),
-        "undisturbed": getattr(isolation._inside, "undisturbed", False),
+        "locks": sum(isolation._locks[one].depth for one in modules if one in isolation._locks),
+        "standard state": getattr(isolation._thread, "standard", False),
     } | _globals()
 
 

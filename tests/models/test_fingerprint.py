@@ -39,7 +39,7 @@ def test_the_same_model_is_the_same_wherever_it_comes_from(tmp_path: Path):
 
 
 def sums_of(tensor: torch.Tensor, rows: int = 1) -> torch.Tensor:
-    return fingerprint._sums(tensor, torch.empty(rows, fingerprint._ROW, dtype=torch.long))
+    return fingerprint._row_sums(tensor, torch.empty(rows, fingerprint._ROW, dtype=torch.long))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

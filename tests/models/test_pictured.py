@@ -128,7 +128,7 @@ def test_pictures_that_are_cropped_padded_or_pressed_are_placed(width: int, heig
     usual = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
     assert model.images is not None
     processor = hf.LlavaImageProcessorPil(**usual | options)
-    model.images = replace(model.images, reader=model.images.reader._replace(processor=processor))
+    model.images = replace(model.images, processor=processor)
     check_places(model, (width, height))
 
 

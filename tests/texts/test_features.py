@@ -25,7 +25,7 @@ import identikit as ik
 from identikit.errors import InputError
 from identikit.models.families import FAMILIES
 from identikit.texts.encoding import TokenLimit
-from identikit.texts.features import FeatureSource, Images, encode_features
+from identikit.texts.features import FeatureReader, Images, encode_features
 from identikit.texts.text import EncodedText, batches, collate, single_text
 from tests.models import tiny
 
@@ -36,7 +36,7 @@ WAVE = np.random.default_rng(0).standard_normal(400).astype(np.float32) / 10
 def images(given: object, kind: Images | None = None, *, size: int = 8, keep: bool = True) -> list[EncodedText]:
     """Encode images for a model of 8 × 8 pixels, through a processor that makes `size` × `size` of them."""
     processor = ViTImageProcessorPil(size={"height": size, "width": size})
-    source = FeatureSource(kind or Images(), processor, "pixel_values", CONFIG)
+    source = FeatureReader(kind or Images(), processor, "pixel_values", CONFIG)
     return encode_features(source, given, TokenLimit(None, "no limit", truncate=False), keep=keep)
 
 

@@ -100,7 +100,7 @@ def test_marks_end_where_the_callers_words_end():
         "{% for message in messages %}{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>"
         "{% else %}<img>{{ part['text'] }}</img>{% endif %}{% endfor %}{% endfor %}"
     )
-    model.images = replace(model.images, reader=model.images.reader._replace(chat_template=tight))
+    model.images = replace(model.images, chat_template=tight)
     image = {"type": "image", "image": PHOTO}
     words = [{"type": "text", "text": "w5 w6"}, {"type": "text", "text": "w7"}]
     (encoded,) = model.encode([{"role": "user", "content": [words[0], image, words[1], image, words[0]]}])
@@ -134,7 +134,7 @@ def test_without_a_template_images_stand_before_the_question():
 
 
 def test_a_pair_of_texts_stays_a_pair():
-    assert not pictured.shared("llava").images.holds(("w5", "w6"))  # pyright: ignore
+    assert not pictured.shared("llava").images.accepts(("w5", "w6"))  # pyright: ignore
     (plain,) = pictured.shared("llava").encode("w5 w6")
     assert plain.images is None and plain.tokens == ("<s>", "w5", "w6")
 
@@ -206,7 +206,7 @@ def test_a_model_of_texts_refuses_images(given: Any):
 def test_a_tokenizer_that_spells_other_images_is_refused():
     model = pictured.loaded("llava")
     assert model.images is not None
-    longer = replace(model.images.kind, spelled=lambda token, *others: token * 17)
+    longer = replace(model.images.kind, spell=lambda token, *others: token * 17)
     model.images = replace(model.images, kind=longer)
     with pytest.raises(ik.InputError, match="the tokenizer spells 17 tokens of images, and the images have 16"):
         model.encode((PHOTO, "w5"))

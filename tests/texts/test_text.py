@@ -425,7 +425,7 @@ def test_unpadding_a_batch_gives_the_texts_back(texts):
     assert len(batch) == len(texts)
     assert batch.order == tuple(range(len(texts)))
     for row, text in enumerate(encoded):
-        kept = batch.rows(row)
+        kept = batch.positions(row)
         assert tuple(batch.ids[row, kept].tolist()) == text.ids
         assert tuple(batch.special[row, kept].tolist()) == text.special
         assert tuple(batch.segments[row, kept].tolist()) == text.segments

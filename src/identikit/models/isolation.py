@@ -1,9 +1,9 @@
 """What surrounds a call must not change its numbers: other threads, autocast, inference mode, compiled modules.
 
-A model is switched over while it is read, so one thread at a time has it (`turn`). What torch keeps for a thread
-(autocast, inference mode, a default device, gradients, modes that see every call) is set aside inside
-(`undisturbed`), and given back at the end. A user's own forward pass in another thread cannot be held off: while a
-model is read, nobody else may run it.
+One thread at a time reads a model, because reading sets hooks and configurations on it (`exclusive_access`). What torch
+keeps for a thread (autocast, inference mode, a default device, gradients, modes that see every call) is set aside
+meanwhile and given back at the end (`standard_torch_state`). A user's own forward pass in another thread cannot be held
+off: while a model is read, nobody else may run it.
 """
 
 import threading
@@ -22,14 +22,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from identikit.errors import IdentikitError, InputError, ModelError
+from identikit.errors import IdentikitError, InputError, ModelError, reason_of
 from identikit.models.load.fingerprint import ON_EVERY_MODULE, captures_hidden_vectors, changes_nothing, module_settings
 from identikit.models.machine import product_precision
-from identikit.models.taps.switch import restored_configs, set_temporarily
+from identikit.models.taps.switch import IMPLEMENTATION, configs_of, restored_configs, set_temporarily
 
 Structure = tuple[object, ...]
 _CAPTURING = "_output_capturing_hooks_installed"  # where transformers notes that its hooks are on a model
-_KEPT = "rope_deltas"  # what a model keeps of the last image that it read, for the next run
+_LAST_IMAGE = "rope_deltas"  # what a model keeps of the last image that it read, for the next run
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -40,14 +40,14 @@ class _ModelLock:
 
 
 _locks: WeakKeyDictionary[nn.Module, _ModelLock] = WeakKeyDictionary()
-_turns_lock = threading.Lock()
-_inside = threading.local()
+_locks_lock = threading.Lock()
+_thread = threading.local()
 
 
 @contextmanager
 def exclusive_access(module: nn.Module) -> Iterator[bool]:
-    """Wait until no other thread reads the model of this module; yield whether this is the thread's outermost turn."""
-    with _turns_lock:
+    """Wait until no other thread reads the model of this module; yield whether this is this thread's outermost use."""
+    with _locks_lock:
         state = _locks.setdefault(module, _ModelLock())
     with state.lock:
         state.depth += 1
@@ -63,11 +63,11 @@ def standard_torch_state() -> Iterator[None]:
 
     What torch keeps for a thread is set aside, the hooks of saved tensors too, which derivatives cannot have.
     """
-    if getattr(_inside, "undisturbed", False):
+    if getattr(_thread, "standard", False):
         yield
         return
     refuse_transforms()
-    graded = torch.is_grad_enabled()
+    grad_enabled = torch.is_grad_enabled()
     core: Any = getattr(torch._C, "_autograd")  # noqa: B009 - torch does not declare it
     top = getattr(core, "_top_saved_tensors_default_hooks", lambda _: None)  # not in every version of torch
     try:
@@ -87,11 +87,11 @@ def standard_torch_state() -> Iterator[None]:
                 core._pop_saved_tensors_default_hooks()
             stack.enter_context(torch.no_grad())
             stack.enter_context(product_precision("full"))
-            _inside.undisturbed = True
+            _thread.standard = True
             yield
     finally:  # also where Ctrl-C came between two steps of setting aside or giving back
-        _inside.undisturbed = False
-        torch.set_grad_enabled(graded)
+        _thread.standard = False
+        torch.set_grad_enabled(grad_enabled)
 
 
 def refuse_transforms() -> None:
@@ -128,16 +128,15 @@ def unwrap_module(model: object) -> Any:
 
 
 @contextmanager
-def clear_model_errors(name: str, given: str, advice: str) -> Iterator[None]:
-    """Say in a line that a model fails on what it is given: its modules are the user's, and raise what they like."""
+def clear_model_errors(name: str, inputs: str, advice: str) -> Iterator[None]:
+    """Report a model's failure on some inputs in one line: its modules are the user's, and raise what they like."""
     try:
         yield
     except IdentikitError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
         raise ModelError(
-            f"Reading {name}: it failed on {given} ({type(error).__name__}: {reason}). {advice}"
+            f"Reading {name}: it failed on {inputs} ({type(error).__name__}: {reason_of(error)}). {advice}"
         ) from error
 
 
@@ -149,7 +148,7 @@ def standard_model_state(model: PreTrainedModel) -> Iterator[None]:
     """
     with ExitStack() as stack:
         before = [(module, _CAPTURING in vars(module), set(module._forward_hooks)) for module in model.modules()]
-        stack.callback(_uninstall, before)
+        stack.callback(_remove_capturing_hooks, before)
         for module in model.modules():
             written = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
             if written is not None:  # compiled code may leave out hooks and the tap
@@ -157,38 +156,38 @@ def standard_model_state(model: PreTrainedModel) -> Iterator[None]:
             if module._compiled_call_impl is not None:
                 set_temporarily(stack, module, "_compiled_call_impl", None)
             set_temporarily(stack, module, "training", False)
-            if _KEPT in vars(module):
-                set_temporarily(stack, module, _KEPT, None)
+            if _LAST_IMAGE in vars(module):
+                set_temporarily(stack, module, _LAST_IMAGE, None)
             for name in ("_backward_hooks", "_backward_pre_hooks"):
                 if getattr(module, name):  # derivatives cannot have them
                     set_temporarily(stack, module, name, OrderedDict())
         for hooks in (*(module._forward_hooks for module in model.modules()), *ON_EVERY_MODULE):
-            watching = [key for key, hook in hooks.items() if changes_nothing(hook)]
-            if watching:
+            passive = [key for key, hook in hooks.items() if changes_nothing(hook)]
+            if passive:
                 stack.callback(hooks.update, dict(hooks))
-                stack.callback(hooks.clear)  # before: hooks get their order back, which is part of `makeup`
-                for key in watching:
+                stack.callback(hooks.clear)  # before: hooks get their order back, which is part of `structure_of`
+                for key in passive:
                     del hooks[key]
-        for name, wanted in {"return_dict": True, "_output_attentions": False, "output_hidden_states": False}.items():
-            for config in stack.enter_context(restored_configs(model, name)):
-                setattr(config, name, wanted)
-        stack.enter_context(restored_configs(model, "_experts_implementation_internal"))
+        settings = {"return_dict": True, "_output_attentions": False, "output_hidden_states": False}
+        for config in stack.enter_context(restored_configs(model, *settings, "_experts_implementation_internal")):
+            for name, value in settings.items():
+                if hasattr(config, name):
+                    setattr(config, name, value)
         model.set_experts_implementation("eager")  # fused products have no derivative forward, and none in float64
         yield
 
 
-def _uninstall(before: Iterable[tuple[nn.Module, bool, set[int]]]) -> None:
-    """Take the hooks away with which transformers captures hidden vectors, where a run has put them on these modules.
+def _remove_capturing_hooks(before: Iterable[tuple[nn.Module, bool, set[int]]]) -> None:
+    """Remove the hooks with which transformers captures hidden vectors, where a run has put them on modules.
 
-    Of each module it is known whether it said that it has them, and which hooks were on it.
+    `before` says of each module whether transformers had noted such hooks on it, and which hooks it had.
     """
-    for module, said, kept in before:
-        if not said:
+    for module, noted, keys in before:
+        if not noted:
             vars(module).pop(_CAPTURING, None)
-        for key in [
-            key for key, hook in module._forward_hooks.items() if captures_hidden_vectors(hook) and key not in kept
-        ]:
-            del module._forward_hooks[key]
+        for key, hook in list(module._forward_hooks.items()):
+            if captures_hidden_vectors(hook) and key not in keys:
+                del module._forward_hooks[key]
 
 
 def structure_of(model: nn.Module) -> Structure:
@@ -207,7 +206,6 @@ def structure_of(model: nn.Module) -> Structure:
         )
         for module in model.modules()
     )
-    configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
-    names = [getattr(config, "_attn_implementation_internal", None) for config in configs.values()]
+    names = [getattr(config, IMPLEMENTATION, None) for config in configs_of(model)]
     functions = tuple((str(name), id(ALL_ATTENTION_FUNCTIONS.get(name))) for name in names)
     return modules, functions, tuple((weight.dtype, weight.device) for weight in model.parameters())

@@ -24,48 +24,50 @@ from identikit.models.isolation import (
 )
 from identikit.models.load.fingerprint import Identity, identity_of
 from identikit.models.load.linear import differentiable, vocabulary_size
-from identikit.models.load.weights import check_finite, check_in_place, describe_packing, device_of
+from identikit.models.load.weights import check_finite, check_weights, describe_packing, device_of
 from identikit.models.taps.tap import AttentionCall, Visitor
 from identikit.results.axis import Index, selected_indices
 from identikit.results.provenance import Provenance, code_hash, package_versions, text_hash
 from identikit.shapes import Float, Tensor
 from identikit.texts.encoding import encode, token_limit
-from identikit.texts.features import FeatureSource, encode_features
-from identikit.texts.pictures import PictureSource
+from identikit.texts.features import FeatureReader, encode_features
+from identikit.texts.pictures import ImageTextEncoder
 from identikit.texts.text import EncodedText, ReadText, TokenBatch, batches, collate
 
 if TYPE_CHECKING:
     from identikit.models.load.load import Recipe
 
-__all__ = ["Block", "Model", "Split", "Trace", "checked_model"]
-
 
 class Model:
     """A transformer with its tokenizer (or image processor, or feature extractor), ready to be read.
 
-    `n_layers`, `n_heads`, `n_key_value_heads`, `d_model`, `d_input`, `d_value` and `causal` are measured in a first run
-    through the tap, not read from a configuration; so is `dtype`, the number format that its attention computes in.
-    `packed` says how its weights are packed, such as '4-bit weights (bitsandbytes nf4)'; '' if they are plain.
-    `limit` is how many tokens it has positions for (None: no limit). A layer is a block, counted from 0;
-    `attention_layers` are those with softmax attention, in most models all.
+    Measured in a first run through the tap, not read from a configuration:
 
-    `hf` is the transformers model that is read, `blocks` are its modules for the layers, and `returned_counts` are how
-    many things each of these returns in a tuple (0: its vectors alone). `tokenizer` is what reads for it, and `images`
-    what reads the images in its texts (None: it reads none). `name` and `revision` are what it was loaded under, and
-    `recipe` says how (None: it was in memory). `family` is its row in the table of architectures, and `proof` how it
-    was proved that it is read correctly; `proof_with_images` is the proof that held when this was also shown on a text
-    with images. Of two stacks, `hf` is the encoder and `full_model` both (None: there is no decoder). `decoders` read
-    the decoder, each one `decoder_attention` of it; `target_tokenizer` reads its texts where `tokenizer` does not.
+    - `n_layers`, `n_heads`, `n_key_value_heads`, `d_model`, `d_input`, `d_value`, `causal`; `dtype`, in which attention
+      is computed; `packed`, how weights are packed, such as '4-bit weights (bitsandbytes nf4)', or ''
+    - `blocks`: the modules of its layers, counted from 0; `attention_layers`: those with softmax attention, mostly all;
+      `returned_counts`: how many things each returns in a tuple, 0 for its vectors alone
+    - `gather_device`: where layers are on several devices, the one on which captured tensors come together, or None
+
+    Given or looked up:
+
+    - `hf`, `tokenizer`: the transformers model that is read, and its tokenizer (or image processor, or feature
+      extractor); `images` encodes texts with images; `limit`: for how many tokens it has positions
+    - `name`, `revision`, `recipe`: what it was loaded under, and how; `family`: its row in the table of architectures
+    - `proof`: how it was proved that it is read correctly, and `proof_with_images`: the proof that held when this was
+      also shown on a text with images
+    - of two stacks, `hf` is the encoder and `full_model` both. `decoders` read the decoder, each by one
+      `decoder_attention`, and `target_tokenizer` its texts, where `tokenizer` does not
 
     One thread at a time reads a model, and finds it as it came; other threads wait. Your own forward passes in another
     thread are not held off: do not run a model while it is read.
     """
 
     recipe: "Recipe | None" = None
-    images: PictureSource | None = None
+    images: ImageTextEncoder | None = None
     target_tokenizer: Any = None
     decoder_attention: str | None = None
-    lock_module: nn.Module  # the module whose turn a thread takes to read the model
+    lock_module: nn.Module  # a thread that reads the model has exclusive access to this module
 
     def __init__(self, hf: PreTrainedModel, tokenizer: Any, *, name: str, revision: str | None = None):
         self.family = families.family_of(hf)
@@ -76,37 +78,37 @@ class Model:
         self._open(families.stack_of(self.family, hf), tokenizer)
 
     def _open(self, hf: PreTrainedModel, tokenizer: Any) -> None:
-        """Take the stack that is read, and measure it."""
+        """Set the stack that is read, and measure it."""
         self.hf = hf
         self.tokenizer = tokenizer
         self.limit = self.family.limit(hf.config)
         parameters = inspect.signature(hf.forward).parameters
         self.accepted_arguments = set(parameters)
-        hands_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-        if hands_on and hasattr(hf.config.get_text_config(), "use_cache"):  # to a text model
+        takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+        if takes_any and hasattr(hf.config.get_text_config(), "use_cache"):  # it passes this on to a text model
             self.accepted_arguments.add("use_cache")
         if not hasattr(self, "lock_module"):
             self.lock_module = families.find_all(hf.base_model, self.family.blocks)[0]
-        self.proof: tuple[Structure, Callable[[Model], int]] | None = None  # its makeup when it was proved, and how
+        self.proof: tuple[Structure, Callable[[Model], int]] | None = None  # its structure then, and what proves it
         self.proof_with_images: object = None
         with self.exclusive():
             self._measure()
 
     def __repr__(self) -> str:
-        return (
-            f"Model({self.name!r}, layers={self.n_layers}, heads={self.n_heads}, d_model={self.d_model}, "
-            f"d_value={self.d_value}, causal={self.causal})"
-        )
+        sizes = f"layers={self.n_layers}, heads={self.n_heads}, d_model={self.d_model}, d_value={self.d_value}"
+        return f"Model({self.name!r}, {sizes}, causal={self.causal})"
 
     def _measure(self) -> None:
         calls: list[AttentionCall] = []
         self.packed = describe_packing(self.hf)
+        blocks = families.find_all(self.hf.base_model, self.family.blocks)
+        is_spread = any(device_of(block) != self.device for block in blocks)
+        self.gather_device = self.device if is_spread else None
         batch = self.sample((6,))
-        with self._tapped(calls.append) as watch:
-            advice = "; packed ones may do so only with dtype='auto'" if self.packed else ""
-            fit = f"identikit runs a model as it is, without autocast: its weights must fit together{advice}."
-            with clear_model_errors(self.name, "a made-up input", fit):
-                self.hf(**self.arguments(batch))
+        advice = "identikit runs a model as it is, without autocast: its weights must fit together"
+        advice += "; packed ones may do so only with dtype='auto'." if self.packed else "."
+        with self._watched(calls.append) as watch, clear_model_errors(self.name, "a made-up input", advice):
+            self.hf(**self.arguments(batch))
         watch.check_vectors(batch.keep, self.hf.config.model_type)
         check_layers_agree(self.name, calls)
         first = calls[0]
@@ -128,12 +130,6 @@ class Model:
         return device_of(self.hf)
 
     @property
-    def gather_device(self) -> torch.device | None:
-        """Where layers are on several devices, the one on which what is read comes together; None: they are on one."""
-        blocks = families.find_all(self.hf.base_model, self.family.blocks)
-        return self.device if any(device_of(block) != self.device for block in blocks) else None
-
-    @property
     def modality(self) -> str:
         """What the model reads: "text", "image" or "sound"."""
         return "text" if self.family.features is None else self.family.features.modality
@@ -149,7 +145,7 @@ class Model:
     @cached_property
     def identity(self) -> Identity:
         """The fingerprints of the model and of its tokenizer, as last taken."""
-        check_in_place(self.hf, self.name)
+        check_weights(self.hf, self.name)
         return identity_of(self.hf, self.tokenizer)
 
     def provenance(self, text: ReadText | list[ReadText], **settings: object) -> Provenance:
@@ -171,10 +167,10 @@ class Model:
 
     def check_unchanged(self, since: str | None = None) -> None:
         """Refuse a model that is not the one whose fingerprint is `since`; None: the one last taken."""
-        check_in_place(self.hf, self.name)
+        check_weights(self.hf, self.name)
         with exclusive_access(self.lock_module):  # while another thread reads the model, hooks are on it
-            found = identity_of(self.hf, self.tokenizer).model
-        if found != (self.fingerprint if since is None else since):
+            current = identity_of(self.hf, self.tokenizer).model
+        if current != (self.fingerprint if since is None else since):
             raise ModelError(
                 f"Reading {self.name}: its weights, configuration or tokenizer changed after it was first read, or "
                 "what is set on its modules (numbers, functions, hooks, adapters): the numbers would be of two models. "
@@ -194,18 +190,18 @@ class Model:
         return None if bias is None else bias.to(self.device, copy=True)
 
     def select_layers(self, layers: Index = None) -> tuple[int, ...]:
-        """Return the layers whose attention a caller asked for; None: all that have softmax attention."""
+        """Return the layers that a caller chose by number; None: all that have softmax attention."""
         if layers is None:
             return self.attention_layers
-        wanted = selected_indices("layer", layers, self.n_layers)
-        for layer in wanted:
+        selected = selected_indices("layer", layers, self.n_layers)
+        for layer in selected:
             mixer = families.mixer_instead(self.family, self.blocks[layer])
             if mixer is not None:
                 raise InputError(
                     f"Layer {layer} of {self.name} has no softmax attention ({type(mixer).__name__}); its attention "
                     f"layers are {', '.join(map(str, self.attention_layers))}."
                 )
-        return wanted
+        return selected
 
     def encode(
         self, texts: object, *, truncate: bool = False, max_tokens: int | None = None, features: bool = True
@@ -218,13 +214,20 @@ class Model:
         files or arrays of samples; with `features=False` only the names of their tokens are kept.
         """
         if self.family.features is not None:
-            source = FeatureSource(self.family.features, self.tokenizer, self.hf.main_input_name, self.hf.config)
+            source = FeatureReader(self.family.features, self.tokenizer, self.hf.main_input_name, self.hf.config)
             return encode_features(source, texts, token_limit(self.limit, max_tokens, truncate), keep=features)
         return self._encode_texts(texts, "text", truncate, max_tokens)
 
-    def _encode_texts(self, texts: object, what: str, truncate: bool, most: int | None) -> list[EncodedText]:
-        options: dict[str, Any] = {"limit": self.limit, "max_tokens": most, "truncate": truncate, "what": what}
-        encoded = encode(self.tokenizer, texts, images=self.images, **options)
+    def _encode_texts(self, texts: object, what: str, truncate: bool, max_tokens: int | None) -> list[EncodedText]:
+        encoded = encode(
+            self.tokenizer,
+            texts,
+            limit=self.limit,
+            max_tokens=max_tokens,
+            truncate=truncate,
+            images=self.images,
+            what=what,
+        )
         for text in encoded:
             highest = max(text.ids) if text.images is None else 0  # an image token need not be in the vocabulary
             if highest >= self.vocabulary:
@@ -240,11 +243,12 @@ class Model:
         return vocabulary_size(self.hf.get_input_embeddings())
 
     def provenance_texts(self, texts: list[Any]) -> list[Any]:
-        """Return what stands for texts in provenance: they themselves, or a digest of each image or sound."""
-        images = self.images
-        if self.modality == "text" and self.decoder_attention is None:
-            return [str(self.encode(each)[0].text) if images and images.holds(each) else each for each in texts]
-        return [encoded.text for encoded in self.encode(texts, truncate=True, features=False)]
+        """Return the texts as provenance names them: as they are, or by a digest of each image or sound."""
+        if self.modality != "text" or self.decoder_attention is not None:
+            return [encoded.text for encoded in self.encode(texts, truncate=True, features=False)]
+        if self.images is None:
+            return list(texts)
+        return [str(self.encode(text)[0].text) if self.images.accepts(text) else text for text in texts]
 
     def batches(self, encoded: list[EncodedText]) -> Iterator[TokenBatch]:
         """Yield batches of texts of similar length, padded on the right."""
@@ -252,31 +256,28 @@ class Model:
 
     @property
     def pad_id(self) -> int:
-        """The id that fills up a padded batch; no real token ever looks at it."""
+        """The id that pads a batch; no real token ever attends to it."""
         pad = getattr(self.tokenizer, "pad_token_id", None)
         if pad is None:
             pad = getattr(self.hf.config.get_text_config(), "pad_token_id", None)
         return pad if pad and self.modality == "text" and 0 < pad < self.vocabulary else 0
 
     def sample(self, lengths: tuple[int, ...]) -> TokenBatch:
-        """Return a made-up batch of sequences of these lengths, for measuring and proving.
-
-        Images and sounds are all of one length, whichever lengths are given.
-        """
+        """Return a made-up batch of these lengths, for measuring and proving; images and sounds have one length."""
         config = self.hf.config
         kind = self.family.features
+        encoded = []
         if kind is None:
-            vocabulary = config.get_text_config().vocab_size
-            ids = [(self.pad_id + 1 + place * 7 % (vocabulary - 1)) % vocabulary for place in range(max(lengths))]
-            made_up = [(tuple(ids[:n]), n, None) for n in lengths]
+            size = config.get_text_config().vocab_size
+            ids = [(self.pad_id + 1 + index * 7 % (size - 1)) % size for index in range(max(lengths))]
+            for n in lengths:
+                encoded.append(EncodedText(tuple(ids[:n]), None, (False,) * n, ("?",) * n, (), "made up"))
         else:
             generator = torch.Generator().manual_seed(0)
-            features = torch.randn(len(lengths), *kind.shape(config), generator=generator, dtype=torch.float32)
-            made_up = [((), len(kind.tokens(config, each)), each) for each in features]
-        encoded = [
-            EncodedText(ids, None, (False,) * n, ("?",) * n, (), "made up", features=features)
-            for ids, n, features in made_up
-        ]
+            for features in torch.randn(len(lengths), *kind.shape(config), generator=generator, dtype=torch.float32):
+                n = len(kind.tokens(config, features))
+                text = EncodedText((), None, (False,) * n, ("?",) * n, (), "made up", features=features)
+                encoded.append(text)
         return collate(encoded, pad_id=self.pad_id)
 
     def trace(self, batch: TokenBatch, visit: Visitor = lambda call: None) -> Trace:
@@ -285,29 +286,29 @@ class Model:
         `visit` sees each layer's attention in turn. It may return another head output, which the model then uses. A run
         whose vectors hold NaN or infinity is refused, with the layer where they first do.
         """
-        with self._tapped(visit) as watch:
+        with self._watched(visit) as watch:
             output = self.hf(**self.arguments(batch))
         check_finite(self.name, self.hf, batch.keep, [watch.inputs, *watch.hidden], self.dtype)
         logits = getattr(output, "logits", None)
-        if logits is not None:
-            logits = logits.to(watch.inputs.device)
+        logits = None if logits is None else logits.to(watch.inputs.device)
         return Trace(watch.inputs, tuple(watch.hidden), logits, tuple(watch.blocks))
 
     def gradients(
         self, batch: TokenBatch, target: Callable[[Float[Tensor, "batch n d"]], Tensor]
     ) -> dict[int, Float[Tensor, "batch head query d_v"]]:
-        """Return the derivative of a target, a number made of the last hidden vectors, by each layer's head outputs."""
-        moved: dict[int, Tensor] = {}
+        """Return a target's gradient by each layer's head outputs; a target is a number made of last hidden vectors."""
+        offsets: dict[int, Tensor] = {}
 
         def visit(call: AttentionCall) -> Tensor:
-            moved[call.layer] = torch.zeros_like(call.output).requires_grad_()
-            return call.output + moved[call.layer]
+            offsets[call.layer] = torch.zeros_like(call.output).requires_grad_()
+            return call.output + offsets[call.layer]
 
         with self.tapped(), torch.enable_grad():
-            with self._tapped(visit) as watch, torch.enable_grad():
+            with self._watched(visit) as watch, torch.enable_grad():
                 self.hf(**self.arguments(batch))
-            found = torch.autograd.grad(target(watch.hidden[-1]).sum(), list(moved.values()), materialize_grads=True)
-        return dict(zip(moved, found, strict=True))
+            value = target(watch.hidden[-1]).sum()
+            gradients = torch.autograd.grad(value, list(offsets.values()), materialize_grads=True)
+        return dict(zip(offsets, gradients, strict=True))
 
     @contextmanager
     def split(self, batch: TokenBatch, run: tuple[Trace, list[AttentionCall]] | None = None) -> Iterator[Split]:
@@ -318,13 +319,10 @@ class Model:
         if not self.family.splits:
             raise ModelError(f"{self.name} cannot be taken apart: its blocks mix tokens by more than softmax(QK)V.")
         if self.family.sequence_first:
-            raise ModelError(
-                f"{self.name} cannot be taken apart: its row says sequence_first, and a part is batch first."
-            )
-        if run is None:
-            calls: list[AttentionCall] = []
-            run = self.trace(batch, calls.append), calls
-        trace, calls = run
+            words = "its row says sequence_first, and a part is batch first."
+            raise ModelError(f"{self.name} cannot be taken apart: {words}")
+        calls: list[AttentionCall] = []
+        trace, calls = (self.trace(batch, calls.append), calls) if run is None else run
 
         def tail(x: Tensor) -> Tensor:
             if self.family.embedding is None:
@@ -361,7 +359,7 @@ class Model:
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        """Have the model run as it is written, in evaluation mode, whatever surrounds the call."""
+        """Run the model as it is written, in evaluation mode, whatever surrounds the call."""
         with (
             self.exclusive(),
             standard_torch_state(),
@@ -373,13 +371,13 @@ class Model:
 
     @contextmanager
     def tapped(self) -> Iterator[None]:
-        """Have the tap in the place of the model's attention."""
+        """Run the model with the tap in the place of its attention."""
         with self.prepared(), self.family.tap(self.hf):
             yield
 
     @contextmanager
-    def _tapped(self, visit: Visitor) -> Iterator[BlockWatcher]:
-        """Run with the tap in place and every block watched."""
+    def _watched(self, visit: Visitor) -> Iterator[BlockWatcher]:
+        """Run the model with the tap in place and every block watched."""
         with (
             self.tapped(),
             watch_blocks(self.name, self.family, self.hf.base_model, visit, self.gather_device) as watch,
@@ -390,7 +388,7 @@ class Model:
 def checked_model(model: object) -> Model:
     """Return a model if it is one of ours, its fingerprint taken anew, or say what to do."""
     if isinstance(model, Model):
-        check_in_place(model.hf, model.name)
+        check_weights(model.hf, model.name)
         with model.exclusive():  # where it has changed since it was loaded, it is proved anew
             model.identity = identity_of(model.hf, model.tokenizer)
             return model

@@ -218,7 +218,7 @@ def _capture(
             return
         keys = key_batch(batch, model.decoder_attention)
         for row in range(len(batch)):
-            positions = [tokens.rows(row).to(call.query.device) for tokens in (batch, keys)]
+            positions = [tokens.positions(row).to(call.query.device) for tokens in (batch, keys)]
             alone = call.of_text(row, *positions)
             key = (id(call.mask), row)
             if key not in seen:

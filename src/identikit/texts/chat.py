@@ -1,13 +1,13 @@
-"""A chat as one string: messages through the tokenizer's template, and where in it each message stands."""
+"""Chats as strings: messages rendered by the tokenizer's template, and where each message is in the string."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
 from identikit.checks import shortened
-from identikit.errors import InputError
+from identikit.errors import InputError, reason_of
 
 Messages = Sequence[Mapping[str, Any]]
 _MARK = "\ue000{}\ue001"  # private characters, which no template writes
@@ -16,6 +16,10 @@ _MARK = "\ue000{}\ue001"  # private characters, which no template writes
 def is_chat(text: object) -> TypeGuard[Messages]:
     """Whether a text is a chat: a list or tuple of messages, each a mapping such as {"role": …, "content": …}."""
     return isinstance(text, list | tuple) and bool(text) and all(isinstance(message, Mapping) for message in text)
+
+
+_EXPECTED = "expected a list of {'role': …, 'content': …}, with strings in both"
+_PARTS = "expected a list of {'role': …, 'content': …}, with strings or parts of the type 'text' or 'image' as content"
 
 
 def text_or_messages(text: object, messages: object) -> Any:
@@ -29,10 +33,6 @@ def text_or_messages(text: object, messages: object) -> Any:
     return list(messages)
 
 
-_EXPECTED = "expected a list of {'role': …, 'content': …}, with strings in both"
-_PARTS = "expected a list of {'role': …, 'content': …}, with strings or parts of the type 'text' or 'image' as content"
-
-
 def render_chat(
     tokenizer: PreTrainedTokenizerBase,
     name: str,
@@ -43,81 +43,73 @@ def render_chat(
 ) -> tuple[str, list[tuple[int, int]]]:
     """Return a chat as its template writes it, and the characters (start, stop) of the caller's words in it.
 
-    Unless the last message is the assistant's, the template opens the assistant's turn. What the template writes itself
-    is found by writing marks in the place of messages; white space around a message may be left out, nothing else.
-    `template` is one that the tokenizer does not have itself. With `parts`, contents are lists of parts, of which only
-    those of text hold words.
+    Unless the last message is the assistant's, the template opens the assistant's turn. To find what the template adds,
+    it is rendered again with marks in place of the words; it may strip white space around a message, nothing else.
+    `template` is for tokenizers without one of their own. With `parts`, contents are lists of parts, and only those of
+    text hold words.
     """
-    contents = []
+    strings: list[str] = []
     for message in messages:
-        words = _words_of(name, message, parts=parts)
-        if not any(text.strip() for text in words):
+        message_strings = _strings_of(name, message, parts=parts)
+        if not any(string.strip() for string in message_strings):
             raise InputError(f"Reading {name}: the message of {message['role']!r} is blank. Pass some words.")
-        contents.append(words)
-    render = partial(_rendered, tokenizer, name, messages, template)
-    flat = [text for words in contents for text in words]
-    whole = render(contents)
-    marks = (_MARK.format(place) for place in range(len(flat)))
-    frame = render([[next(marks) for _ in words] for words in contents])
-    around = []
-    for place in range(len(flat)):
-        before, _, frame = frame.partition(_MARK.format(place))
-        around.append(before)
+        strings += message_strings
+    rendered = _render(tokenizer, name, messages, template, strings)
+    marks = [_MARK.format(index) for index in range(len(strings))]
+    frame = _render(tokenizer, name, messages, template, marks)
+    before, *between = re.split("|".join(marks), frame)
     spans = []
-    at = len(around[0]) if whole.startswith(around[0]) else 0
-    for content, following in zip(flat, [*around[1:], frame], strict=True):
-        for kept in dict.fromkeys((content, content.strip())):
-            if whole.startswith(kept + following, at):
-                spans.append((at, at + len(kept)))
-                at += len(kept + following)
+    position = len(before) if rendered.startswith(before) else 0
+    for string, following in zip(strings, between, strict=False):
+        for content in (string, string.strip()):
+            if rendered.startswith(content + following, position):
+                spans.append((position, position + len(content)))
+                position += len(content + following)
                 break
-    if at != len(whole) or len(spans) < len(flat):
+    if position != len(rendered) or not len(spans) == len(between) == len(strings):
         raise InputError(
             f"Reading {name}: the chat template does not write each message once, as it is and in order, so its own "
             "tokens cannot be told apart. Apply the template yourself, and pass the text or its token ids."
         )
-    return whole, spans
+    return rendered, spans
 
 
-def _words_of(name: str, message: Mapping[str, Any], *, parts: bool) -> list[str]:
-    """Return the strings of a message; refuse what is no message."""
+def _strings_of(name: str, message: Mapping[str, Any], *, parts: bool) -> list[str]:
+    """Return the strings in a message's content; refuse anything that is no message."""
     content = message.get("content")
-    listed = [{"type": "text", "text": content}] if not parts else content
-    texts = [part.get("text") for part in listed or () if part.get("type") == "text"]
-    known = all(part.get("type") in ("text", "image") for part in listed or ())
-    strings = [text for text in (*texts, message.get("role")) if isinstance(text, str)]
-    if set(message) != {"role", "content"} or not known or len(strings) != len(texts) + 1:
+    content_parts = content if parts else [{"type": "text", "text": content}]
+    strings: list[Any] = [part.get("text") for part in content_parts or () if part.get("type") == "text"]
+    is_message = (
+        set(message) == {"role", "content"}
+        and all(part.get("type") in ("text", "image") for part in content_parts or ())
+        and all(isinstance(string, str) for string in (*strings, message["role"]))
+    )
+    if not is_message:
         expected = _PARTS if parts else _EXPECTED
         raise InputError(f"Reading {name}: {shortened(dict(message))} is no message: {expected}.")
-    return strings[:-1]
+    return strings
 
 
-def _rendered(
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    messages: Messages,
-    template: str | None,
-    contents: Sequence[Sequence[str]],
+def _render(
+    tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages, template: str | None, strings: Sequence[str]
 ) -> str:
-    """Return what the template writes of messages with these strings in the place of their own."""
+    """Return what the template writes of messages with these strings in place of their own."""
     if template is None and getattr(tokenizer, "chat_template", None) is None:
         raise InputError(f"Reading {name}: the tokenizer has no chat template. Pass a text instead of messages.")
-    chat = [
-        {"role": message["role"], "content": _with_words(message["content"], words)}
-        for message, words in zip(messages, contents, strict=True)
-    ]
+    remaining = iter(strings)
+    chat = [{"role": message["role"], "content": _fill(message["content"], remaining)} for message in messages]
     opens = messages[-1]["role"] != "assistant"
     try:
         return str(
             tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False, add_generation_prompt=opens)
         )
     except Exception as error:  # a template is a program, and may raise anything
-        reason = " ".join(str(error).split())[:200].rstrip(".")
+        reason = reason_of(error)
         raise InputError(f"Reading {name}: the chat template refuses these messages ({reason}).") from None
 
 
-def _with_words(content: Any, words: Sequence[str]) -> Any:
+def _fill(content: Any, strings: Iterator[str]) -> Any:
+    """Return a message's content with the next of the strings in place of its own."""
     if isinstance(content, str):
-        return words[0]
-    left = iter(words)
-    return [{"type": "text", "text": next(left)} if part["type"] == "text" else part for part in content]
+        return next(strings)
+    return [{"type": "text", "text": next(strings)} if part["type"] == "text" else part for part in content]

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from identikit.checks import is_collection, is_path, no_effect, shortened
 from identikit.errors import InputError
 from identikit.texts.tables import HUB, READERS, Row, Rows, TextTable, delimited_table, hub_table, kind_at, line_table
-from identikit.texts.text import LONGEST, Text
+from identikit.texts.text import MAX_CHARACTERS, Text
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def read_labelled(
     """
     dataset = KNOWN.get(name.lower()) if isinstance(name, str) else None
     if dataset is None or not dataset.labels:
-        labelled = ", ".join(other for other in KNOWN if KNOWN[other].labels)
+        labelled = ", ".join(known for known in KNOWN if KNOWN[known].labels)
         raise InputError(f"Reading texts with labels: {shortened(name)} is not known. Use one of {labelled}.")
     streams = []
     for table in _split_tables(name.lower(), data_dir, split):
@@ -211,64 +211,66 @@ def _split_tables(name: str, data_dir: str | os.PathLike[str] | None, split: str
         raise InputError(f"Reading {name}: {os.fspath(data_dir)} holds none of {files}. Pass the folder that does.")
     if split == "train" and dataset.ids:
         held_out = dataset.tables(data_dir, "dev")
-        return [_without(table, held_out, dataset.ids) for table in tables]
+        return [_exclude_rows(table, held_out, dataset.ids) for table in tables]
     return tables
 
 
-def _without(table: TextTable, others: list[TextTable], ids: tuple[str, ...]) -> TextTable:
-    """Return the table without the rows whose ids are in other tables, if it has ids."""
+def _exclude_rows(table: TextTable, held_out: list[TextTable], ids: tuple[str, ...]) -> TextTable:
+    """Return the table without the rows whose ids are in the held-out tables, if it has ids."""
     if not set(ids) <= set(table.columns):
         return table
 
     def rows(columns: Sequence[str]) -> Rows:
-        left_out = {tuple(row.get(name) for name in ids) for other in others for _, row in other.rows(ids)}
-        for place, row in table.rows((*columns, *ids)):
-            if tuple(row[name] for name in ids) not in left_out:
-                yield place, row
+        excluded = set()
+        for held_out_table in held_out:
+            excluded |= {tuple(row.get(name) for name in ids) for _, row in held_out_table.rows(ids)}
+        for row_name, row in table.rows((*columns, *ids)):
+            if tuple(row[name] for name in ids) not in excluded:
+                yield row_name, row
 
     return replace(table, rows=rows)
 
 
 def _texts(table: TextTable, columns: Sequence[str]) -> Iterator[Text]:
-    return (_text(table, place, row, columns) for place, row in _some_rows(table, columns))
+    return (_text(table, row_name, row, columns) for row_name, row in _checked_rows(table, columns))
 
 
 def _labelled(table: TextTable, columns: Sequence[str], label: str) -> Iterator[tuple[Text, int]]:
-    for place, row in _some_rows(table, (*columns, label)):
-        value = _cell(table, place, row, label)
+    for row_name, row in _checked_rows(table, (*columns, label)):
+        value = _cell(table, row_name, row, label)
         if value not in ("0", "1"):
             raise InputError(
-                f"Reading {table.name}, {place}: column {label!r} holds {value!r:.40}, expected the label 0 or 1. "
+                f"Reading {table.name}, {row_name}: column {label!r} holds {value!r:.40}, expected the label 0 or 1. "
                 "Repair the row."
             )
-        yield _text(table, place, row, columns), int(value)
+        yield _text(table, row_name, row, columns), int(value)
 
 
-def _some_rows(table: TextTable, columns: Sequence[str]) -> Rows:
+def _checked_rows(table: TextTable, columns: Sequence[str]) -> Rows:
     """Yield the rows of a table; refuse one that has none."""
     empty = True
-    for place, row in table.rows(columns):
-        yield place, row
+    for row_name, row in table.rows(columns):
+        yield row_name, row
         empty = False
     if empty:
         raise InputError(f"Reading {table.name}: it holds no text. Pass a file that does.")
 
 
-def _text(table: TextTable, place: str, row: Row, columns: Sequence[str]) -> Text:
-    cells = [_cell(table, place, row, column) for column in columns]
+def _text(table: TextTable, row_name: str, row: Row, columns: Sequence[str]) -> Text:
+    cells = [_cell(table, row_name, row, column) for column in columns]
     return cells[0] if len(cells) == 1 else (cells[0], cells[1])
 
 
-def _cell(table: TextTable, place: str, row: Row, column: str) -> str:
+def _cell(table: TextTable, row_name: str, row: Row, column: str) -> str:
     value = row.get(column)
-    if isinstance(value, str) and value.strip() and len(value) <= LONGEST:
+    if isinstance(value, str) and value.strip() and len(value) <= MAX_CHARACTERS:
         return value
     content = f"{type(value).__name__} {value!r:.40}, expected a text. Repair the row"
     if value is None or isinstance(value, str):
         content = "nothing, expected a text. Repair the row"
-    if isinstance(value, str) and len(value) > LONGEST:
-        content = f"{len(value):,} characters, and a text may have at most {LONGEST:,}. Shorten it"
-    raise InputError(f"Reading {table.name}, {place}: column {column!r} holds {content}.")
+    if isinstance(value, str) and len(value) > MAX_CHARACTERS:
+        content = f"{len(value):,} characters, and a text may have at most {MAX_CHARACTERS:,}. Shorten it"
+    raise InputError(f"Reading {table.name}, {row_name}: column {column!r} holds {content}.")
 
 
 # Arguments

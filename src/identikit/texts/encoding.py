@@ -1,24 +1,23 @@
-"""Texts as pieces: strings and pairs through the tokenizer, token ids as they are, each aligned with its words."""
+"""Texts as tokens: strings and pairs through the tokenizer, token ids as they are, each aligned with its words."""
 
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from identikit.checks import flag, shortened, whole_number
-from identikit.errors import InputError, ModelError, TooLongError
+from identikit.errors import InputError, ModelError, TooLongError, reason_of
 from identikit.texts.chat import Messages, is_chat, render_chat
-from identikit.texts.text import LONGEST, EncodedText, is_image, is_text_list
+from identikit.texts.text import MAX_CHARACTERS, EncodedText, ReadText, is_image, is_text_list
 
 if TYPE_CHECKING:
-    from identikit.texts.pictures import PictureSource
+    from identikit.texts.pictures import ImageTextEncoder
 
 _HEAD = 16  # characters per token that is kept, and a page more: how much of a long text is tokenised at first
-_Word = tuple[tuple[int, int], tuple[int, int, int]]  # a span over pieces, and (part, start, stop) over characters
 
 
 def encode(
@@ -28,13 +27,13 @@ def encode(
     limit: int | None = None,
     max_tokens: object = None,
     truncate: bool = False,
-    images: "PictureSource | None" = None,
+    images: "ImageTextEncoder | None" = None,
     what: str = "text",
 ) -> list[EncodedText]:
-    """Turn a text (a string, a pair, token ids or the messages of a chat), or a list of texts, into pieces.
+    """Turn a text (a string, a pair, token ids or the messages of a chat), or a list of texts, into tokens.
 
     A text of more tokens than `limit` (the model's) or `max_tokens` (the caller's) is refused. With `truncate` it is
-    cut instead: pieces go from the end, of the longer half first, and the special tokens stay. Token ids are taken as
+    cut instead: tokens go from the end, of the longer half first, and the special tokens stay. Token ids are taken as
     they are: nothing is added to them, and they are cut at the end. Messages call a text `what` it is.
 
     Only the start of a long text is tokenised, if that has twice as many tokens as may be kept; a text that needs more
@@ -42,13 +41,13 @@ def encode(
 
     `images` reads texts with images in them; None: the model reads none.
     """
-    given = label_texts(texts, what)
+    labelled = label_texts(texts, what)
     room = token_limit(limit, max_tokens, truncate)
-    return [_encode_one(tokenizer, name, text, room, images) for name, text in given]
+    return [_encode_one(tokenizer, name, text, room, images) for name, text in labelled]
 
 
 def label_texts(texts: object, what: str) -> list[tuple[str, Any]]:
-    """Return each of the texts (or images, or sounds) that were given, with what messages call it: `what` it is."""
+    """Return each text (or image, or sound) with what messages call it, such as 'the text' or 'texts[3]'."""
     if not is_text_list(texts):
         return [(f"the {what}", texts)]
     if not texts:
@@ -57,27 +56,21 @@ def label_texts(texts: object, what: str) -> list[tuple[str, Any]]:
 
 
 def _encode_one(
-    tokenizer: PreTrainedTokenizerBase, name: str, given: Any, room: "TokenLimit", images: "PictureSource | None"
+    tokenizer: PreTrainedTokenizerBase, name: str, text: Any, room: "TokenLimit", images: "ImageTextEncoder | None"
 ) -> EncodedText:
-    if images is None:
-        _refuse_images(name, given)
-    elif images.holds(given):
-        return images.encode(name, given, room)
-    if is_chat(given):
-        return _encode_chat(tokenizer, name, given, room)
-    text = _checked(name, given)
-    if isinstance(text, list):
-        return _encode_ids(tokenizer, name, text, room)
-    return _encode_text(tokenizer, name, text, room)
-
-
-def _refuse_images(name: str, text: object) -> None:
-    halves = text if isinstance(text, tuple) else (text,)
-    if any(map(is_image, halves)):
+    if images is not None and images.accepts(text):
+        return images.encode(name, text, room)
+    if images is None and any(map(is_image, text if isinstance(text, tuple) else (text,))):
         raise InputError(
             f"Reading {name}: it is or holds an image, and this model reads only texts. Use a model that reads images "
             "(`identikit models` lists them)."
         )
+    if is_chat(text):
+        return _encode_chat(tokenizer, name, text, room)
+    checked = _checked_text(name, text)
+    if isinstance(checked, list):
+        return _encode_ids(tokenizer, name, checked, room)
+    return _encode_text(tokenizer, name, checked, room)
 
 
 @dataclass(frozen=True)
@@ -103,28 +96,28 @@ class TokenLimit:
 def token_limit(limit: int | None, max_tokens: object, truncate: bool) -> TokenLimit:
     """Return how many tokens a text may have: the fewer of the model's `limit` and the caller's `max_tokens`."""
     truncate = flag("truncate", truncate)
-    most = None if max_tokens is None else whole_number("max_tokens", max_tokens, least=1)
-    if most is None or (limit is not None and limit <= most):
+    requested = None if max_tokens is None else whole_number("max_tokens", max_tokens, least=1)
+    if requested is None or (limit is not None and limit <= requested):
         return TokenLimit(limit, f"the model reads at most {limit}", truncate)
-    return TokenLimit(most, f"max_tokens allows at most {most}", truncate)
+    return TokenLimit(requested, f"max_tokens allows at most {requested}", truncate)
 
 
-def tokenize(tokenizer: PreTrainedTokenizerBase, *parts: str, **options: Any) -> BatchEncoding:
-    """Return what a tokenizer makes of a text or pair, whatever its length; its own errors become one line."""
+def tokenize(tokenizer: PreTrainedTokenizerBase, *strings: str, **options: Any) -> BatchEncoding:
+    """Tokenise a text or pair, whatever its length; the tokenizer's own errors become one line."""
     try:
         # verbose=False: `encode` checks the length itself, so the tokenizer need not log that the text is long
-        return tokenizer(*parts, verbose=False, **options)  # pyright: ignore[reportArgumentType]
+        return tokenizer(*strings, verbose=False, **options)  # pyright: ignore[reportArgumentType]
     except BaseException as error:  # a panic of tokenizers is no Exception
         if isinstance(error, MemoryError) or not (isinstance(error, Exception) or "Panic" in type(error).__name__):
             raise
-        reason = " ".join(str(error).split())[:200].rstrip(".")
         name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         raise ModelError(
-            f"Reading a text: the tokenizer of {name} cannot tokenise it ({reason}). Check the tokenizer's files."
+            f"Reading a text: the tokenizer of {name} cannot tokenise it ({reason_of(error)}). Check the tokenizer's "
+            "files."
         ) from None
 
 
-def _checked(name: str, text: Any) -> str | tuple[str, str] | list[Any]:
+def _checked_text(name: str, text: Any) -> str | tuple[str, str] | list[Any]:
     """Return a string or a pair unchanged, and a sequence of numbers, which are token ids, as a list."""
     try:
         listed = text.tolist() if getattr(text, "ndim", None) == 1 else text
@@ -132,19 +125,19 @@ def _checked(name: str, text: Any) -> str | tuple[str, str] | list[Any]:
             values: list[Any] = list(listed)
             return [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
     except RuntimeError as error:  # torch's, of a tensor that is sparse or on the meta device
-        reason = " ".join(str(error).split())[:100].rstrip(".!")
+        reason = reason_of(error, 100).rstrip("!")
         raise InputError(
             f"Reading {name}: the numbers of its tensor cannot be read ({reason}). Pass the token ids as a list."
         ) from None
     halves = text if isinstance(text, tuple) and len(text) == 2 else (text,)
     for half in halves:
         if not isinstance(half, str):
-            words = shortened(text)
+            value = shortened(text)
             kind = type(text).__name__
-            shown = words if words.endswith(f" {kind}") else f"{kind} {words}"
+            described = value if value.endswith(f" {kind}") else f"{kind} {value}"
             raise InputError(
-                f"Reading {name}: got {shown}, expected a string, a pair (a tuple of two strings), or a flat sequence "
-                "of token ids. Pass several texts as a list."
+                f"Reading {name}: got {described}, expected a string, a pair (a tuple of two strings), or a flat "
+                "sequence of token ids. Pass several texts as a list."
             )
         if not half.strip():
             raise InputError(f"Reading {name}: {shortened(text)} is blank or has a blank half. Pass some words.")
@@ -157,6 +150,35 @@ def _checked(name: str, text: Any) -> str | tuple[str, str] | list[Any]:
     return text
 
 
+class _Word(NamedTuple):
+    """A word: its half-open `span` of tokens, and its `characters`, as (part, start, stop)."""
+
+    span: tuple[int, int]
+    characters: tuple[int, int, int]
+
+
+def _with_words(
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    special: Sequence[bool],
+    words: Sequence[_Word],
+    *,
+    text: ReadText,
+    parts: tuple[str, ...],
+) -> EncodedText:
+    """Return ids, of a single segment if the model asks for segments, with the words that were found in them."""
+    return EncodedText(
+        ids=tuple(ids),
+        segments=(0,) * len(ids) if "token_type_ids" in tokenizer.model_input_names else None,
+        special=tuple(special),
+        tokens=tuple(tokenizer.convert_ids_to_tokens(list(ids))),
+        words=tuple(word.span for word in words),
+        text=text,
+        characters=tuple(word.characters for word in words),
+        parts=parts,
+    )
+
+
 # Strings and pairs
 
 
@@ -164,59 +186,59 @@ def _encode_text(
     tokenizer: PreTrainedTokenizerBase, name: str, text: str | tuple[str, str], room: TokenLimit
 ) -> EncodedText:
     parts = (text,) if isinstance(text, str) else text
-    read, counted = _start(tokenizer, name, parts, room)
-    pieces = _tokenize(tokenizer, read)
-    kept = list(range(len(pieces["input_ids"])))
-    if not _reads_all(pieces, parts, kept):
+    read_parts, counted = _parts_to_tokenize(tokenizer, name, parts, room)
+    pieces = tokenize(tokenizer, *read_parts, return_special_tokens_mask=True, truncation=False)
+    positions = list(range(len(pieces["input_ids"])))
+    if not _covers_all_parts(pieces, parts, positions):
         raise InputError(f"Reading {name}: the tokenizer finds no token in {shortened(text)}. Pass another text.")
-    if room.exceeded(name, len(kept), counted=counted):
-        pieces, kept = _cut(tokenizer, read, pieces, room)
-        if room.exceeded(name, len(kept)) or not _reads_all(pieces, parts, kept):
+    if room.exceeded(name, len(positions), counted=counted):
+        pieces, positions = _cut(tokenizer, read_parts, pieces, room)
+        if room.exceeded(name, len(positions)) or not _covers_all_parts(pieces, parts, positions):
             raise InputError(f"Cutting {name}: {room.reason} tokens, which leaves no room for the text. Allow more.")
-    ids = [pieces["input_ids"][place] for place in kept]
-    segments = pieces.get("token_type_ids")
-    words = _word_spans(tokenizer, pieces.encodings[0], read, kept) if pieces.encodings else []
-    return EncodedText(
-        ids=tuple(ids),
-        segments=None if segments is None else tuple(segments[place] for place in kept),
-        special=tuple(bool(pieces["special_tokens_mask"][place]) for place in kept),
-        tokens=tuple(tokenizer.convert_ids_to_tokens(ids)),
-        words=tuple(span for span, _ in words),
+    encoded = _with_words(
+        tokenizer,
+        [pieces["input_ids"][position] for position in positions],
+        [bool(pieces["special_tokens_mask"][position]) for position in positions],
+        _find_words(tokenizer, pieces.encodings[0], read_parts, positions) if pieces.encodings else [],
         text=text,
-        characters=tuple(place for _, place in words),
         parts=parts,
     )
+    segments = pieces.get("token_type_ids")
+    if segments is not None:
+        segments = tuple(segments[position] for position in positions)
+    return replace(encoded, segments=segments)
 
 
 def _cut(
     tokenizer: PreTrainedTokenizerBase, parts: tuple[str, ...], pieces: BatchEncoding, room: TokenLimit
 ) -> tuple[BatchEncoding, list[int]]:
-    """Return pieces and the places of those that are kept, as the tokenizer's own "longest_first" keeps them.
+    """Return pieces and the positions of those to keep, which are those that "longest_first" keeps.
 
     A fast tokenizer would also pair every rest of one half with every rest of the other: for two long halves that takes
-    more memory than there is. What it adds does not depend on the text, so places can be left out of the whole.
+    more memory than there is. What it adds does not depend on the text, so positions can be left out of the whole.
     """
     assert room.tokens is not None
     if not pieces.is_fast:
-        shorter = _tokenize(tokenizer, parts, max_length=room.tokens)
+        cut = {"truncation": "longest_first", "max_length": room.tokens}
+        shorter = tokenize(tokenizer, *parts, return_special_tokens_mask=True, **cut)
         return shorter, list(range(len(shorter["input_ids"])))
-    sources = pieces.sequence_ids()
-    own = [[place for place, source in enumerate(sources) if source == part] for part in range(len(parts))]
-    left = max(room.tokens - sources.count(None), 0)
-    sizes = [min(len(own[0]), left)]
-    if len(own) == 2:  # the longer half goes first, and an odd piece is the longer half's
-        counts = [len(places) for places in own]
-        shorter = min(*counts, left // 2)
-        longer = min(max(counts), left - shorter)
+    part_indices = pieces.sequence_ids()
+    halves = [[at for at, part in enumerate(part_indices) if part == index] for index in range(len(parts))]
+    available = max(room.tokens - part_indices.count(None), 0)
+    sizes = [min(len(halves[0]), available)]
+    if len(halves) == 2:  # the longer half goes first, and an odd piece is the longer half's
+        counts = [len(half) for half in halves]
+        shorter = min(*counts, available // 2)
+        longer = min(max(counts), available - shorter)
         sizes = [longer, shorter] if counts[0] > counts[1] else [shorter, longer]
     from_left = getattr(tokenizer, "truncation_side", "right") == "left"
     dropped = set()
-    for places, size in zip(own, sizes, strict=True):
-        dropped.update(places[: len(places) - size] if from_left else places[size:])
-    return pieces, [place for place in range(len(sources)) if place not in dropped]
+    for half, size in zip(halves, sizes, strict=True):
+        dropped.update(half[: len(half) - size] if from_left else half[size:])
+    return pieces, [position for position in range(len(part_indices)) if position not in dropped]
 
 
-def _start(
+def _parts_to_tokenize(
     tokenizer: PreTrainedTokenizerBase, name: str, parts: tuple[str, ...], room: TokenLimit
 ) -> tuple[tuple[str, ...], str]:
     """Return as much of a text as has to be tokenised, and "at least " where that is not all of it.
@@ -227,33 +249,31 @@ def _start(
     """
     if room.tokens is not None and getattr(tokenizer, "truncation_side", "right") == "right":
         heads = tuple(part[: _HEAD * room.tokens + 4096] for part in parts)
-        long = [head != part for head, part in zip(heads, parts, strict=True)]
-        if sum(long) == 1:
+        long = [index for index, part in enumerate(parts) if heads[index] != part]
+        if len(long) == 1:
             counts = [len(tokenize(tokenizer, head, add_special_tokens=False)["input_ids"]) for head in heads]
-            others = [count for count, cut in zip(counts, long, strict=True) if not cut]
-            if counts[long.index(True)] >= 2 * room.tokens and all(count < room.tokens for count in others):
+            long_count = counts.pop(long[0])
+            if long_count >= 2 * room.tokens and all(count < room.tokens for count in counts):
                 return heads, "at least "
     for part in parts:
-        if len(part) > LONGEST:
-            raise TooLongError(
-                f"Reading {name}: it has {len(part):,} characters, and a text may have at most {LONGEST:,}. Shorten it."
-            )
+        _check_characters(name, part)
     return parts, ""
 
 
-def _tokenize(
-    tokenizer: PreTrainedTokenizerBase, parts: tuple[str, ...], max_length: int | None = None
-) -> BatchEncoding:
-    cut = {"truncation": "longest_first" if max_length else False, "max_length": max_length}
-    return tokenize(tokenizer, *parts, **cut, return_special_tokens_mask=True)
+def _check_characters(name: str, string: str) -> None:
+    if len(string) > MAX_CHARACTERS:
+        raise TooLongError(
+            f"Reading {name}: it has {len(string):,} characters, and a text may have at most {MAX_CHARACTERS:,}. "
+            "Shorten it."
+        )
 
 
-def _reads_all(pieces: BatchEncoding, parts: tuple[str, ...], kept: list[int]) -> bool:
-    """Whether the text, and each half of a pair, has at least one piece of its own among those that are kept."""
+def _covers_all_parts(pieces: BatchEncoding, parts: tuple[str, ...], positions: list[int]) -> bool:
+    """Whether the text, and each half of a pair, has at least one piece of its own at these positions."""
     if not pieces.is_fast:
         return not all(pieces["special_tokens_mask"])
-    sources = pieces.sequence_ids()
-    return len({sources[place] for place in kept} - {None}) == len(parts)
+    part_indices = pieces.sequence_ids()
+    return len({part_indices[position] for position in positions} - {None}) == len(parts)
 
 
 def _encode_chat(tokenizer: PreTrainedTokenizerBase, name: str, messages: Messages, room: TokenLimit) -> EncodedText:
@@ -261,8 +281,7 @@ def _encode_chat(tokenizer: PreTrainedTokenizerBase, name: str, messages: Messag
     string, spans = render_chat(tokenizer, name, messages)
     if not tokenizer.is_fast:
         raise InputError(f"Reading {name}: messages need a tokenizer that keeps offsets (a fast one). Pass token ids.")
-    if len(string) > LONGEST:
-        raise TooLongError(f"Reading {name}: it has {len(string):,} characters, of at most {LONGEST:,}. Shorten it.")
+    _check_characters(name, string)
     encoded = encode_prompt(tokenizer, string, spans)
     if room.exceeded(name, len(encoded)):
         raise TooLongError(f"Reading {name}: {room.reason} tokens, and a chat cannot be cut. Shorten its messages.")
@@ -270,27 +289,21 @@ def _encode_chat(tokenizer: PreTrainedTokenizerBase, name: str, messages: Messag
 
 
 def encode_prompt(
-    tokenizer: PreTrainedTokenizerBase, string: str, spans: Sequence[tuple[int, int]], *, opened: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    string: str,
+    spans: Sequence[tuple[int, int]],
+    *,
+    add_special_tokens: bool = False,
 ) -> EncodedText:
-    """Return a prompt as pieces; those outside the caller's words, which are at the `spans` of characters, are special.
+    """Return a prompt as tokens; those outside the caller's words, which are at these `spans` of it, are special.
 
-    With `opened`, the tokenizer adds its own special tokens too. The tokenizer must be a fast one.
+    The tokenizer must be a fast one.
     """
-    pieces = tokenize(tokenizer, string, add_special_tokens=opened)
-    ids = pieces["input_ids"]
+    pieces = tokenize(tokenizer, string, add_special_tokens=add_special_tokens)
     encoding = pieces.encodings[0]  # pyright: ignore[reportOptionalSubscript]
-    special = tuple(not any(first < stop and start < last for first, last in spans) for start, stop in encoding.offsets)
-    words = [(span, place) for span, place in _word_spans(tokenizer, encoding, (string,)) if not special[span[0]]]
-    return EncodedText(
-        ids=tuple(ids),
-        segments=(0,) * len(ids) if "token_type_ids" in tokenizer.model_input_names else None,
-        special=special,
-        tokens=tuple(tokenizer.convert_ids_to_tokens(ids)),
-        words=tuple(span for span, _ in words),
-        text=string,
-        characters=tuple(place for _, place in words),
-        parts=(string,),
-    )
+    special = [not any(first < stop and start < last for first, last in spans) for start, stop in encoding.offsets]
+    words = [word for word in _find_words(tokenizer, encoding, (string,)) if not special[word.span[0]]]
+    return _with_words(tokenizer, pieces["input_ids"], special, words, text=string, parts=(string,))
 
 
 # Token ids
@@ -299,51 +312,40 @@ def encode_prompt(
 def _encode_ids(tokenizer: PreTrainedTokenizerBase, name: str, listed: list[Any], room: TokenLimit) -> EncodedText:
     if not listed:
         raise InputError(f"Reading {name}: the sequence is empty. Pass at least one token id.")
-    highest = 2**32 if tokenizer.is_fast else len(tokenizer)  # a fast tokenizer may have ids beyond its length
-    tokens = []
-    for place, index in enumerate(listed):
-        whole = isinstance(index, int) and not isinstance(index, bool) and 0 <= index < highest
-        token = tokenizer.convert_ids_to_tokens([index])[0] if whole else None
-        if token is None:
+    size = 2**32 if tokenizer.is_fast else len(tokenizer)  # a fast tokenizer may have ids beyond its length
+    for position, index in enumerate(listed):
+        is_id = isinstance(index, int) and not isinstance(index, bool) and 0 <= index < size
+        if not is_id or tokenizer.convert_ids_to_tokens([index])[0] is None:
             raise InputError(
-                f"Reading {name}: the token id at position {place} is {shortened(index)}, expected one of the "
+                f"Reading {name}: the token id at position {position} is {shortened(index)}, expected one of the "
                 f"tokenizer's {len(tokenizer)} ids. Pass ids that this tokenizer made."
             )
-        tokens.append(token)
     ids = listed[: room.tokens] if room.exceeded(name, len(listed)) else listed
-    of_the_text = (tokenizer.unk_token_id, tokenizer.mask_token_id)
-    added = [index for index in tokenizer.all_special_ids if index not in of_the_text]
-    special = tuple(index in added for index in ids)
-    words, parts = _words_of_ids(tokenizer, ids, special)
-    return EncodedText(
-        ids=tuple(ids),
-        segments=(0,) * len(ids) if "token_type_ids" in tokenizer.model_input_names else None,
-        special=special,
-        tokens=tuple(tokens[: len(ids)]),
-        words=tuple(span for span, _ in words),
-        text=tuple(listed),
-        characters=tuple(place for _, place in words),
-        parts=parts,
-    )
+    in_texts = (tokenizer.unk_token_id, tokenizer.mask_token_id)
+    special_ids = set(tokenizer.all_special_ids).difference(in_texts)
+    special = [index in special_ids for index in ids]
+    words, parts = _find_words_of_ids(tokenizer, ids, special)
+    return _with_words(tokenizer, ids, special, words, text=tuple(listed), parts=parts)
 
 
-def _words_of_ids(
-    tokenizer: PreTrainedTokenizerBase, ids: list[int], special: tuple[bool, ...]
+def _find_words_of_ids(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], special: list[bool]
 ) -> tuple[list[_Word], tuple[str, ...]]:
     """Return the words between special tokens, if the tokenizer splits what the ids spell into the same ids."""
     words: list[_Word] = []
     parts: list[str] = []
-    for marked, group in groupby(range(len(ids)), key=special.__getitem__):
+    for is_special, group in groupby(range(len(ids)), key=special.__getitem__):
         positions = list(group)
-        if marked:
+        if is_special:
             continue
-        run = ids[positions[0] : positions[-1] + 1]
+        offset = positions[0]
+        run = ids[offset : positions[-1] + 1]
         string = str(tokenizer.decode(run, clean_up_tokenization_spaces=False))
         pieces = tokenize(tokenizer, string, add_special_tokens=False)
         if not pieces.encodings or pieces["input_ids"] != run:
             return [], ()
-        for (first, last), (_, start, stop) in _word_spans(tokenizer, pieces.encodings[0], (string,)):
-            words.append(((positions[0] + first, positions[0] + last), (len(parts), start, stop)))
+        for (first, last), (_, start, stop) in _find_words(tokenizer, pieces.encodings[0], (string,)):
+            words.append(_Word((offset + first, offset + last), (len(parts), start, stop)))
         parts.append(string)
     return words, tuple(parts)
 
@@ -351,33 +353,33 @@ def _words_of_ids(
 # Words
 
 
-def _word_spans(
+def _find_words(
     tokenizer: PreTrainedTokenizerBase, encoding: Encoding, parts: tuple[str, ...], kept: list[int] | None = None
 ) -> list[_Word]:
-    """Return each word's span over the pieces `kept` (None: all) and its place in the parts.
+    """Return the words of the pieces at the `kept` positions (None: all).
 
     A piece belongs to the word where it begins. The tokenizer's own words count where it separates them, and otherwise
     those of the characters.
     """
-    aligns = _separates_words(tokenizer)
-    by_character = [_character_words(string) for string in parts]
-    pieces = []
+    separates_words = _separates_words(tokenizer)
+    words_by_character = [_number_words(string) for string in parts]
     aligned = list(zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True))
-    for position, place in enumerate(range(len(aligned)) if kept is None else kept):
-        index, word, (start, stop) = aligned[place]
-        if index is None:
+    pieces = []
+    for position, piece in enumerate(range(len(aligned)) if kept is None else kept):
+        part, word, (start, stop) = aligned[piece]
+        if part is None:
             continue
-        if not aligns:
-            touched = (number for number in by_character[index][start:stop] if number is not None)
+        if not separates_words:
+            touched = (number for number in words_by_character[part][start:stop] if number is not None)
             word = next(touched, None)
-        pieces.append(((index, word), position, start, stop))
+        pieces.append(((part, word), position, start, stop))
     words = []
-    for (index, _), group in groupby(pieces, key=lambda piece: piece[0]):
+    for (part, _), group in groupby(pieces, key=lambda piece: piece[0]):
         _, positions, starts, stops = zip(*group, strict=True)
-        covered = parts[index][starts[0] : stops[-1]]
+        covered = parts[part][starts[0] : stops[-1]]
         if covered.strip():
-            place = (index, stops[-1] - len(covered.lstrip()), starts[0] + len(covered.rstrip()))
-            words.append(((positions[0], positions[-1] + 1), place))
+            characters = (part, stops[-1] - len(covered.lstrip()), starts[0] + len(covered.rstrip()))
+            words.append(_Word((positions[0], positions[-1] + 1), characters))
     return words
 
 
@@ -390,8 +392,8 @@ def _separates_words(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(tokenizer.is_fast) and len(set(tokenize(tokenizer, "a, b", add_special_tokens=False).word_ids())) >= 3
 
 
-def _character_words(text: str) -> list[int | None]:
+def _number_words(text: str) -> list[int | None]:
     """Return the number of each character's word: None for white space; punctuation marks and symbols stand alone."""
     inside = [not character.isspace() and unicodedata.category(character)[0] not in "PS" for character in text]
-    numbers = accumulate(not (before and here) for before, here in pairwise([False, *inside]))
+    numbers = accumulate(not (before and after) for before, after in pairwise([False, *inside]))
     return [None if character.isspace() else number for character, number in zip(text, numbers, strict=True)]

@@ -9,7 +9,7 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,39 +45,36 @@ class Images:
 
     def shape(self, config: PreTrainedConfig) -> tuple[int, ...]:
         """Return the shape of an image of the configured size."""
-        return (config.num_channels, *_sides(config.image_size))
+        return (config.num_channels, *_height_and_width(config.image_size))
 
     def tokens(self, config: PreTrainedConfig, features: Float[Tensor, "channel height width"]) -> tuple[str, ...]:
         """Return the names of the tokens that the model makes of an image."""
-        height, width = _sides(config.patch_size)
+        height, width = _height_and_width(config.patch_size)
         rows = range(features.shape[1] // height)
         columns = range(features.shape[2] // width)
-        return *self._before(config), *(f"r{row}c{column}" for row in rows for column in columns)
+        return *self._names_before(config), *(f"r{row}c{column}" for row in rows for column in columns)
 
-    def _before(self, config: PreTrainedConfig) -> tuple[str, ...]:
+    def _names_before(self, config: PreTrainedConfig) -> tuple[str, ...]:
         registers = range(getattr(config, "num_register_tokens", 0))
         return *self.prefix, *(f"reg{index}" for index in registers)
 
     def about(
         self, config: PreTrainedConfig, reader: Any, features: Float[Tensor, "channel height width"]
     ) -> dict[str, Any]:
-        """Return what is kept of an image: the picture as the model reads it, and where its tokens are on it.
-
-        The picture is made from the pixels: what the processor cut off is not on it.
-        """
+        """Return what is kept of an image: the picture as the model reads it, cut to size, and where its tokens are."""
         from PIL import Image
 
-        high, wide = _sides(config.patch_size)
+        patch_height, patch_width = _height_and_width(config.patch_size)
         height, width = features.shape[1:]
-        rows = height // high
-        columns = width // wide
-        first = len(self._before(config))
-        grid = {"rows": rows, "columns": columns, "box": [0.0, 0.0, float(columns * wide), float(rows * high)]}
-        grid |= {"tokens": list(range(first, first + rows * columns)), "overview": False, "from": [0, 0]}
+        rows = height // patch_height
+        columns = width // patch_width
+        box = (0.0, 0.0, float(columns * patch_width), float(rows * patch_height))
+        first = len(self._names_before(config))
+        grid = grid_facts(rows, columns, box, range(first, first + rows * columns))
         picture = Image.fromarray(_colours(reader, features).movedim(0, -1).expand(-1, -1, 3).numpy())
         return {"size": [width, height], "picture": small_copy(picture), "views": [grid]}
 
-    def encode(self, image: object, name: str, source: "FeatureSource", room: TokenLimit) -> EncodedText:
+    def encode(self, image: object, name: str, source: "FeatureReader", room: TokenLimit) -> EncodedText:
         """Return one image as tokens with its pixels."""
         features = source.read(images=[open_image(image, name)])
         if not self.any_size:
@@ -88,8 +85,8 @@ class Images:
                 f"Reading {name}: the model makes {len(tokens)} tokens of it, and max_tokens allows {room.tokens}. "
                 "An image cannot be cut; leave max_tokens out."
             )
-        added = len(self._before(source.config))
-        special = [place < added for place in range(len(tokens))]
+        added = len(self._names_before(source.config))
+        special = [position < added for position in range(len(tokens))]
         return _encoded(tokens, special, features, self.modality)
 
 
@@ -115,7 +112,7 @@ class Sounds:
         first, step, padded = self.window(config)
         return tuple(map(str, range(padded or 1 + (features.shape[-1] - first) // step)))
 
-    def encode(self, sound: object, name: str, source: "FeatureSource", room: TokenLimit) -> EncodedText:
+    def encode(self, sound: object, name: str, source: "FeatureReader", room: TokenLimit) -> EncodedText:
         """Return one sound as tokens with its features; tokens beyond its end are marked special."""
         rate = source.reader.sampling_rate
         first, step, padded = self.window(source.config)
@@ -137,14 +134,14 @@ class Sounds:
             source.check_shape(name, features)
         heard = 1 + (len(wave) - first) // step
         seconds = step / rate
-        decimals = next((places for places in range(2, 6) if abs(round(seconds, places) - seconds) < 1e-9), 6)
-        tokens = tuple(f"{place * seconds:.{decimals}f}s" for place in range(padded or heard))
-        special = [place >= heard for place in range(len(tokens))]
+        decimals = next((digits for digits in range(2, 6) if abs(round(seconds, digits) - seconds) < 1e-9), 6)
+        tokens = tuple(f"{index * seconds:.{decimals}f}s" for index in range(padded or heard))
+        special = [index >= heard for index in range(len(tokens))]
         return _encoded(tokens, special, features, self.modality)
 
 
 @dataclass(frozen=True)
-class FeatureSource:
+class FeatureReader:
     """What makes a model's features.
 
     - `kind`: how the model reads images or sounds
@@ -165,14 +162,14 @@ class FeatureSource:
         """Refuse features of a shape that the model does not take."""
         expected = self.kind.shape(self.config)
         if features.shape != expected:
-            made, read = (" × ".join(map(str, shape)) for shape in (features.shape, expected))
             raise InputError(
-                f"Reading {name}: {type(self.reader).__name__} makes {self.argument} of {made}, and the model reads "
-                f"{read}. Use the model's own."
+                f"Reading {name}: {type(self.reader).__name__} makes {self.argument} of "
+                f"{' × '.join(map(str, features.shape))}, and the model reads {' × '.join(map(str, expected))}. Use "
+                "the model's own."
             )
 
 
-def encode_features(source: FeatureSource, inputs: object, room: TokenLimit, *, keep: bool = True) -> list[EncodedText]:
+def encode_features(source: FeatureReader, inputs: object, room: TokenLimit, *, keep: bool = True) -> list[EncodedText]:
     """Turn an image or sound, or a list of them, into tokens with features; with `keep=False` features are dropped."""
     results = []
     for name, value in label_texts(inputs, source.kind.modality):
@@ -187,10 +184,8 @@ def _encoded(tokens: tuple[str, ...], special: list[bool], features: Tensor, mod
     return EncodedText((), None, tuple(special), tokens, (), f"{modality} {digest}", features=features)
 
 
-def _sides(size: int | tuple[int, int] | list[int]) -> tuple[int, int]:
-    if isinstance(size, int):
-        return size, size
-    height, width = size
+def _height_and_width(size: int | tuple[int, int] | list[int]) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
     return height, width
 
 
@@ -198,19 +193,36 @@ def _colours(reader: Any, features: Float[Tensor, "channel height width"]) -> Te
     """Return the pixels that an image processor made as the colours that they were, from 0 to 255."""
     pixels = features[:3].float().cpu()
     if getattr(reader, "do_normalize", False):
-        mean, spread = (torch.tensor(part).reshape(-1, 1, 1) for part in (reader.image_mean, reader.image_std))
-        pixels = pixels * spread + mean
-    whole = 255.0 if getattr(reader, "do_rescale", True) else 1.0
-    return (whole * pixels).round().clamp(0, 255).to(torch.uint8)
+        mean = torch.tensor(reader.image_mean).reshape(-1, 1, 1)
+        deviation = torch.tensor(reader.image_std).reshape(-1, 1, 1)
+        pixels = pixels * deviation + mean
+    white = 255.0 if getattr(reader, "do_rescale", True) else 1.0
+    return (white * pixels).round().clamp(0, 255).to(torch.uint8)
+
+
+def grid_facts(
+    rows: int,
+    columns: int,
+    box: Sequence[float],
+    positions: Sequence[int],
+    is_overview: bool = False,
+    origin: tuple[int, int] = (0, 0),
+) -> dict[str, object]:
+    """Return what is kept of a grid of tokens on a picture, as plain JSON values.
+
+    Its first token is at row and column `origin` of the image, and it shows the `box` of the picture.
+    """
+    grid = {"rows": rows, "columns": columns, "box": list(box), "tokens": list(positions)}
+    return grid | {"overview": is_overview, "from": list(origin)}
 
 
 def small_copy(image: "Image") -> str:
     """Return a small copy of a picture as a JPEG in base64, to be drawn under its patches."""
     copy = image.copy()
     copy.thumbnail((_SMALL, _SMALL))
-    written_to = io.BytesIO()
-    copy.save(written_to, "JPEG", quality=80)
-    return base64.b64encode(written_to.getvalue()).decode()
+    jpeg = io.BytesIO()
+    copy.save(jpeg, "JPEG", quality=80)
+    return base64.b64encode(jpeg.getvalue()).decode()
 
 
 def open_image(image: object, name: str) -> "Image":
@@ -235,12 +247,12 @@ def open_image(image: object, name: str) -> "Image":
     raise InputError(f"Reading {name}: got {type(image).__name__}, expected a PIL image or the path of one.")
 
 
-def _check_file(path: str | os.PathLike[str], name: str, read: str) -> None:
-    """Refuse a path that leads to a folder, a pipe or nowhere; `read` says what the model reads."""
+def _check_file(path: str | os.PathLike[str], name: str, expected: str) -> None:
+    """Refuse a path that leads to a folder, a pipe or nowhere; `expected` says what the model reads."""
     with suppress(OSError, ValueError):  # a name that is too long, or that no file can have
         if Path(path).is_file():
             return
-    raise InputError(f"Reading {name}: there is no file {shortened(str(path))}. The model reads {read}.")
+    raise InputError(f"Reading {name}: there is no file {shortened(str(path))}. The model reads {expected}.")
 
 
 def _wave(sound: object, name: str, rate: int) -> Float[np.ndarray, " sample"]:

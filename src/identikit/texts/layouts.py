@@ -1,4 +1,4 @@
-"""How families of models turn an image into tokens inside a text: grids, their place on the picture, and spelling.
+"""How families of models turn an image into tokens inside a text: grids, where they are on the picture, and spelling.
 
 Each function follows the family's image processor and processor in transformers; the tests hold it against both.
 """
@@ -23,26 +23,27 @@ def _in_a_row(
 def _cropped(image: ProcessedImage) -> tuple[ImageView, ...]:
     """Return the middle of the picture that is left after resizing and cropping."""
     processor = image.processor
-    height, width = image.made["pixel_values"][image.number].shape[-2:]
-    patch = image.config.vision_config.patch_size
-    whole = (image.height, image.width)
-    before = (0.0, 0.0)  # what padding adds above and at the left, in pixels of the picture
+    cropped = image.outputs["pixel_values"][image.number].shape[-2:]
+    original = (image.height, image.width)
+    padding = (0.0, 0.0)  # above and at the left, in pixels of the picture
     if getattr(processor, "do_pad", False):
-        side = max(whole)
-        before = ((side - image.height) // 2, (side - image.width) // 2)
-        whole = (side, side)
+        side = max(original)
+        padding = ((side - image.height) // 2, (side - image.width) // 2)
+        original = (side, side)
     shortest = dict(processor.size).get("shortest_edge")
-    resized = (height, width)
+    resized = cropped
     if not processor.do_resize:
-        resized = whole
+        resized = original
     elif shortest:
-        resized = tuple(int(shortest * side / min(whole)) for side in whole)
-    ends = []
-    for made, from_side, side, padding in zip((height, width), resized, whole, before, strict=True):
-        start = (from_side - made) // 2
-        ends.append(tuple(edge * side / from_side - padding for edge in (start, start + made)))
-    (top, bottom), (left, right) = ends
-    return (ImageView(height // patch, width // patch, (left, top, right, bottom)),)
+        resized = tuple(int(shortest * length / min(original)) for length in original)
+    edges = []
+    for axis in range(2):
+        start = (resized[axis] - cropped[axis]) // 2
+        stop = start + cropped[axis]
+        edges.append([edge * original[axis] / resized[axis] - padding[axis] for edge in (start, stop)])
+    (top, bottom), (left, right) = edges
+    patch = image.config.vision_config.patch_size
+    return (ImageView(cropped[0] // patch, cropped[1] // patch, (left, top, right, bottom)),)
 
 
 LLAVA = ImagesInText(_cropped, _in_a_row)
@@ -54,18 +55,19 @@ LLAVA = ImagesInText(_cropped, _in_a_row)
 def _tiles_and_overview(image: ProcessedImage) -> tuple[ImageView, ...]:
     vision = image.config.vision_config
     side = vision.image_size // vision.patch_size // image.config.scale_factor
-    rows, columns = ([count for text in image.made[name] for count in text][image.number] for name in ("rows", "cols"))
-    return (*_tiles(image, int(rows), int(columns), side), ImageView(side, side, image.whole))
+    rows = [count for text in image.outputs["rows"] for count in text][image.number]
+    columns = [count for text in image.outputs["cols"] for count in text][image.number]
+    return (*_tiles(image, int(rows), int(columns), side), ImageView(side, side, image.box))
 
 
 def _tiles(image: ProcessedImage, rows: int, columns: int, side: int) -> list[ImageView]:
     """Return the tiles of a picture that is cut evenly, each of `side` × `side` tokens."""
-    wide = image.width / columns if columns else 0.0
-    high = image.height / rows if rows else 0.0
     views = []
     for row in range(rows):
         for column in range(columns):
-            box = (column * wide, row * high, (column + 1) * wide, (row + 1) * high)
+            width = image.width / columns
+            height = image.height / rows
+            box = (column * width, row * height, (column + 1) * width, (row + 1) * height)
             views.append(ImageView(side, side, box, (row, column)))
     return views
 
@@ -100,12 +102,12 @@ IDEFICS3 = ImagesInText(
 
 
 def _merged(image: ProcessedImage) -> tuple[ImageView, ...]:
-    _, height, width = (int(count) for count in image.made["image_grid_thw"][image.number])
+    _, height, width = (int(count) for count in image.outputs["image_grid_thw"][image.number])
     merge = image.config.vision_config.spatial_merge_size
-    return (ImageView(height // merge, width // merge, image.whole),)
+    return (ImageView(height // merge, width // merge, image.box),)
 
 
-QWEN = ImagesInText(_merged, _in_a_row, arguments=("pixel_values", "image_grid_thw"), kinds="mm_token_type_ids")
+QWEN = ImagesInText(_merged, _in_a_row, arguments=("pixel_values", "image_grid_thw"), type_argument="mm_token_type_ids")
 
 
 # Gemma 3: resized to a square, whose patches are averaged; the tokens of an image see one another
@@ -113,7 +115,7 @@ QWEN = ImagesInText(_merged, _in_a_row, arguments=("pixel_values", "image_grid_t
 
 def _averaged(image: ProcessedImage) -> tuple[ImageView, ...]:
     side = math.isqrt(image.config.mm_tokens_per_image)
-    return (ImageView(side, side, image.whole),)
+    return (ImageView(side, side, image.box),)
 
 
 def _between_lines(
@@ -126,7 +128,7 @@ def _between_lines(
 GEMMA3 = ImagesInText(
     _averaged,
     _between_lines,
-    kinds="token_type_ids",
+    type_argument="token_type_ids",
     options={"do_pan_and_scan": False},
     placeholder="boi_token_index",
     bidirectional=True,
@@ -137,20 +139,16 @@ GEMMA3 = ImagesInText(
 
 
 def _tiles_and_thumbnail(image: ProcessedImage) -> tuple[ImageView, ...]:
-    ratio = image.config.downsample_ratio
     vision = image.config.vision_config
-    side, _ = (round(size / patch * ratio) for size, patch in zip(vision.image_size, vision.patch_size, strict=True))
-    count = int(image.made["num_patches"][image.number])
-    whole = ImageView(side, side, image.whole)
-    if count == 1:
-        return (whole,)
-    tiles = count - 1
+    side = round(vision.image_size[0] / vision.patch_size[0] * image.config.downsample_ratio)
+    thumbnail = ImageView(side, side, image.box)
+    tiles = int(image.outputs["num_patches"][image.number]) - 1
+    if tiles == 0:
+        return (thumbnail,)
     shape = image.width / image.height
-    columns = min(
-        (columns for columns in range(1, tiles + 1) if tiles % columns == 0),
-        key=lambda columns: abs(shape - columns * columns / tiles),
-    )
-    return (*_tiles(image, tiles // columns, columns, side), whole)
+    divisors = [columns for columns in range(1, tiles + 1) if tiles % columns == 0]
+    columns = min(divisors, key=lambda columns: abs(shape - columns * columns / tiles))
+    return (*_tiles(image, tiles // columns, columns, side), thumbnail)
 
 
 def _between_tags(

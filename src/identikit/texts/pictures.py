@@ -15,24 +15,24 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from identikit.checks import shortened
-from identikit.errors import InputError, TooLongError
+from identikit.errors import InputError, TooLongError, reason_of
 from identikit.shapes import Tensor
 from identikit.texts.chat import is_chat, render_chat
 from identikit.texts.encoding import TokenLimit, encode_prompt
-from identikit.texts.features import open_image, small_copy
-from identikit.texts.text import EncodedText, ImagesRead, TextWithImages, is_image
+from identikit.texts.features import grid_facts, open_image, small_copy
+from identikit.texts.text import EncodedText, ImageInputs, TextWithImages, is_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-_SOURCES = ("image", "path", "url")  # where a part of a message has its image, in the spellings of chat templates
+_IMAGE_KEYS = ("image", "path", "url")  # where a part of a message has its image, in the spellings of chat templates
 _PASS = "Pass (image, question), or messages="
 
 
 @dataclass(frozen=True)
 class ImageView:
-    """A part of a picture that becomes a grid of tokens, row by row.
+    """A region of a picture that becomes a grid of tokens, row by row.
 
     - `rows`, `columns`: of tokens
     - `box`: what it shows, in pixels of the picture: left, top, right, bottom
@@ -51,20 +51,20 @@ class ImageView:
 
 
 class ProcessedImage(NamedTuple):
-    """One image of a text: by its `number`, of `width` × `height`, with the model's `config`.
+    """One image of a text: its `number`, `width` and `height`, and the model's `config`.
 
-    The image `processor` has `made` the pixels of all of them.
+    `outputs` is what the image `processor` made of all images of the text.
     """
 
     config: PreTrainedConfig
     processor: Any
-    made: Mapping[str, Any]
+    outputs: Mapping[str, Any]
     number: int
     width: int
     height: int
 
     @property
-    def whole(self) -> tuple[float, float, float, float]:
+    def box(self) -> tuple[float, float, float, float]:
         """The box of the whole picture."""
         return 0.0, 0.0, float(self.width), float(self.height)
 
@@ -73,112 +73,106 @@ class ProcessedImage(NamedTuple):
 class ImagesInText:
     """How a model reads images inside a text.
 
-    - `layout`: the views of an image, in the order of their tokens
-    - `spelled`: what takes the place of an image's placeholder, from the image token, the tokenizer, the configuration
-      and the views
-    - `arguments`: what the model takes of what the image processor makes
-    - `kinds`: the argument in which 1 marks the tokens of images; None: there is none
+    - `views`: makes the views of an image, in the order of their tokens
+    - `spell`: makes what takes the place of an image's placeholder, from the image token, the tokenizer, the
+      configuration and the views
+    - `arguments`: what the model takes of the image processor's outputs
+    - `type_argument`: the argument in which 1 marks the tokens of images; None: there is none
     - `options`: what the image processor is called with, as the family's own processor does
     - `placeholder`: the entry of the configuration with the id of what stands for an image in a prompt
     - `bidirectional`: the tokens of an image see one another, also in a causal model
     """
 
-    layout: Callable[[ProcessedImage], tuple[ImageView, ...]]
-    spelled: Callable[[str, PreTrainedTokenizerBase, PreTrainedConfig, Sequence[ImageView]], str]
+    views: Callable[[ProcessedImage], tuple[ImageView, ...]]
+    spell: Callable[[str, PreTrainedTokenizerBase, PreTrainedConfig, Sequence[ImageView]], str]
     arguments: tuple[str, ...] = ("pixel_values",)
-    kinds: str | None = None
+    type_argument: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     placeholder: str = "image_token_id"
     bidirectional: bool = False
-
-
-class ImageReader(NamedTuple):
-    """What a checkpoint brings for images in texts: its image `processor` and `chat_template`; None: it has none.
-
-    `lacking` says why there is no image processor.
-    """
-
-    processor: Any = None
-    chat_template: str | None = None
-    lacking: str = "it was loaded without an image processor"
 
 
 @dataclass(frozen=True)
 class _Prompt:
     """A text before its images are read: the `string` with a placeholder for each, and where the caller's words are.
 
-    `opened`: the tokenizer adds its own special tokens, which the string does not have yet.
+    `add_special_tokens`: the tokenizer adds its own special tokens, which the string does not have yet.
     """
 
     images: tuple["Image", ...]
     string: str
     spans: tuple[tuple[int, int], ...]
-    opened: bool
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True)
-class PictureSource:
-    """What reads the images in the texts of one model.
+class ImageTextEncoder:
+    """Encodes the texts with images of one model.
 
-    - `kind`: how its family does it; `config`: the model's configuration
-    - `tokenizer`, `reader`: what reads its texts, and its images
+    - `kind`: how its family reads images; `config`: the model's configuration
+    - `tokenizer`, `processor`: what reads its texts, and its images; `lacking` says why there is no `processor`
+    - `chat_template`: of the processor; None: the tokenizer's is used, if it has one
     """
 
     kind: ImagesInText
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase
-    reader: ImageReader
+    processor: Any = None
+    chat_template: str | None = None
+    lacking: str = "it was loaded without an image processor"
 
-    def holds(self, text: object) -> bool:
-        """Whether a text is to be read here: it has an image in it, or is a chat, whose template is the processor's.
+    def accepts(self, text: object) -> bool:
+        """Whether a text is to be encoded here: it has an image, or is a chat, whose template is the processor's.
 
         A pair whose first half is the path of an image file is an image and a question.
         """
         if isinstance(text, TextWithImages):
             return True
         if is_chat(text):
-            in_parts = any(not isinstance(message.get("content"), str) for message in text)
-            return in_parts or self.reader.processor is not None
+            has_parts = any(not isinstance(message.get("content"), str) for message in text)
+            return has_parts or self.processor is not None
         if isinstance(text, tuple) and len(text) == 2:
-            first = text[0]
-            listed = first if isinstance(first, list | tuple) and first else [first]
-            return all(map(_is_picture, listed))
+            return all(map(_is_picture, _as_list(text[0])))
         return _is_picture(text)
 
     def encode(self, name: str, text: Any, room: TokenLimit) -> EncodedText:
         """Return a text with its images as tokens; each token of an image is named by its row and column in it."""
-        given = text.given if isinstance(text, TextWithImages) else text
-        self._check(name)
-        prompt = self._prompt(name, given)
-        made = self._made(name, prompt.images)
-        views = [
-            self.kind.layout(ProcessedImage(self.config, self.reader.processor, made, number, *image.size))
-            for number, image in enumerate(prompt.images)
-        ]
-        string, spans = self._expanded(prompt, views)
-        encoded = encode_prompt(self.tokenizer, string, spans, opened=prompt.opened)
-        patches = self._patches(name, encoded.ids, views, room)
-        about, names = _placed(prompt.images, views, patches)
-        arguments = self._arguments(made, encoded.ids)
-        read = ImagesRead(arguments, about) if prompt.images else None
-        return replace(
-            encoded,
-            special=tuple(special and place not in names for place, special in enumerate(encoded.special)),
-            tokens=tuple(names.get(place, token) for place, token in enumerate(encoded.tokens)),
-            text=TextWithImages(given, _digest(encoded.ids, arguments)) if read else tuple(map(dict, given)),
-            images=read,
-        )
-
-    def _check(self, name: str) -> None:
-        if self.reader.processor is None:
+        original = text.original if isinstance(text, TextWithImages) else text
+        if self.processor is None:
             raise InputError(
-                f"Reading {name}: the model reads images, and {self.reader.lacking}. Load the model with its "
-                "processor: load((model, processor)), or a folder that has one."
+                f"Reading {name}: the model reads images, and {self.lacking}. Load the model with its processor: "
+                "load((model, processor)), or a folder that has one."
             )
         if not self.tokenizer.is_fast:
             raise InputError(f"Reading {name}: images in a text need a tokenizer that keeps offsets (a fast one).")
+        prompt = self._chat_prompt(name, original) if is_chat(original) else self._question_prompt(name, original)
+        outputs = self._process(name, prompt.images)
+        views = [
+            self.kind.views(ProcessedImage(self.config, self.processor, outputs, number, *image.size))
+            for number, image in enumerate(prompt.images)
+        ]
+        string, spans = self._expand(prompt, views)
+        encoded = encode_prompt(self.tokenizer, string, spans, add_special_tokens=prompt.add_special_tokens)
+        patches = self._patch_positions(name, encoded.ids, views, room)
+        about, names = _locate_tokens(prompt.images, views, patches)
+        encoded = replace(
+            encoded,
+            special=tuple(special and at not in names for at, special in enumerate(encoded.special)),
+            tokens=tuple(names.get(at, token) for at, token in enumerate(encoded.tokens)),
+        )
+        if not prompt.images:
+            return replace(encoded, text=tuple(map(dict, original)))
+        arguments = {name: torch.as_tensor(outputs[name]) for name in self.kind.arguments if name in outputs}
+        if self.kind.type_argument is not None:
+            is_patch = torch.tensor(encoded.ids)[None] == self.config.image_token_id
+            arguments[self.kind.type_argument] = is_patch.long()
+        return replace(
+            encoded,
+            text=TextWithImages(original, _digest(encoded.ids, arguments)),
+            images=ImageInputs(arguments, about),
+        )
 
-    def _patches(
+    def _patch_positions(
         self, name: str, ids: Sequence[int], views: Sequence[Sequence[ImageView]], room: TokenLimit
     ) -> list[int]:
         """Return where the tokens of images are; refuse too many tokens, or others than the images have."""
@@ -187,8 +181,8 @@ class PictureSource:
                 f"Reading {name}: with its images it has {len(ids)} tokens and {room.reason}. An image cannot be cut: "
                 "shorten the text, or pass a smaller image."
             )
-        patches = [place for place, index in enumerate(ids) if index == self.config.image_token_id]
-        expected = sum(view.tokens for of_image in views for view in of_image)
+        patches = [position for position, index in enumerate(ids) if index == self.config.image_token_id]
+        expected = sum(view.tokens for image_views in views for view in image_views)
         if len(patches) != expected:
             raise InputError(
                 f"Reading {name}: the tokenizer spells {len(patches)} tokens of images, and the images have "
@@ -196,93 +190,84 @@ class PictureSource:
             )
         return patches
 
-    # From what the caller gives to a prompt
+    # From what the caller passes to a prompt
 
     @property
     def _placeholder(self) -> str:
         return str(self.tokenizer.convert_ids_to_tokens(getattr(self.config, self.kind.placeholder)))
 
-    def _prompt(self, name: str, given: Any) -> _Prompt:
-        if not is_chat(given):
-            return self._question(name, *_image_and_question(name, given))
-        messages, images = _with_images(name, given)
-        string, spans = render_chat(self.tokenizer, name, messages, template=self._template, parts=True)
-        self._check_count(name, string, len(images))
-        bos = self.tokenizer.bos_token
-        begun = isinstance(bos, str) and string.startswith(bos)
-        return _Prompt(images, string, tuple(spans), opened=not begun)
-
-    def _question(self, name: str, images: tuple["Image", ...], question: str) -> _Prompt:
-        """Return an image and a question: through the chat template, or as the prompt that it is written as already."""
-        if self._placeholder in question:
-            self._check_count(name, question, len(images))
-            spans = []
-            at = 0
-            for part in question.split(self._placeholder):
-                spans.append((at, at + len(part)))
-                at += len(part) + len(self._placeholder)
-            return _Prompt(images, question, tuple(spans), opened=True)
-        if self._template is not None:
-            parts = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": question}]
-            return self._prompt(name, [{"role": "user", "content": parts}])
-        before = f"{self._placeholder * len(images)}\n"
-        span = (len(before), len(before) + len(question))
-        return _Prompt(images, before + question, (span,), opened=True)
-
     @property
     def _template(self) -> str | None:
-        return self.reader.chat_template or getattr(self.tokenizer, "chat_template", None)
+        return self.chat_template or getattr(self.tokenizer, "chat_template", None)
 
-    def _check_count(self, name: str, string: str, images: int) -> None:
-        there = string.count(self._placeholder)
-        if there != images:
+    def _chat_prompt(self, name: str, messages: Any) -> _Prompt:
+        chat, images = _take_images(name, messages)
+        string, spans = render_chat(self.tokenizer, name, chat, template=self._template, parts=True)
+        self._check_placeholders(name, string, len(images))
+        bos = self.tokenizer.bos_token
+        begins = isinstance(bos, str) and string.startswith(bos)
+        return _Prompt(images, string, tuple(spans), add_special_tokens=not begins)
+
+    def _question_prompt(self, name: str, text: object) -> _Prompt:
+        """Return an image and a question: through the chat template, or as the prompt that it is written as already."""
+        images, question = _image_and_question(name, text)
+        if self._placeholder in question:
+            self._check_placeholders(name, question, len(images))
+            spans = []
+            start = 0
+            for words in question.split(self._placeholder):
+                spans.append((start, start + len(words)))
+                start += len(words) + len(self._placeholder)
+            return _Prompt(images, question, tuple(spans))
+        if self._template is not None:
+            parts = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": question}]
+            return self._chat_prompt(name, [{"role": "user", "content": parts}])
+        before = f"{self._placeholder * len(images)}\n"
+        return _Prompt(images, before + question, ((len(before), len(before) + len(question)),))
+
+    def _check_placeholders(self, name: str, string: str, images: int) -> None:
+        count = string.count(self._placeholder)
+        if count != images:
             raise InputError(
-                f"Reading {name}: its prompt has {there} placeholder{'' if there == 1 else 's'} "
+                f"Reading {name}: its prompt has {count} placeholder{'' if count == 1 else 's'} "
                 f"{self._placeholder!r} for {images} image{'' if images == 1 else 's'}. Write one for each image, or "
                 "none and let the chat template do it."
             )
 
     # From the prompt to what the model reads
 
-    def _made(self, name: str, images: tuple["Image", ...]) -> Mapping[str, Any]:
+    def _process(self, name: str, images: tuple["Image", ...]) -> Mapping[str, Any]:
         if not images:
             return {}
         try:
-            return self.reader.processor(list(images), return_tensors="pt", **self.kind.options)
+            return self.processor(list(images), return_tensors="pt", **self.kind.options)
         except Exception as error:  # image processors raise what they like on a picture that they cannot take
-            reason = " ".join(str(error).split())[:200].rstrip(".")
             raise InputError(
-                f"Reading {name}: {type(self.reader.processor).__name__} cannot read its image ({reason}). Pass "
+                f"Reading {name}: {type(self.processor).__name__} cannot read its image ({reason_of(error)}). Pass "
                 "another."
             ) from error
 
-    def _expanded(self, prompt: _Prompt, views: Sequence[Sequence[ImageView]]) -> tuple[str, list[tuple[int, int]]]:
+    def _expand(self, prompt: _Prompt, views: Sequence[Sequence[ImageView]]) -> tuple[str, list[tuple[int, int]]]:
         """Return the prompt with each placeholder as the tokens of its image, and where the caller's words are then."""
         token = str(self.tokenizer.convert_ids_to_tokens(self.config.image_token_id))
-        first, *rest = prompt.string.split(self._placeholder)
+        first, *following = prompt.string.split(self._placeholder)
         string = first
-        ends = [len(first)]  # of the text between placeholders, in the prompt
-        shifts = [0]
-        for part, of_image in zip(rest, views, strict=True):
-            string += self.kind.spelled(token, self.tokenizer, self.config, of_image)
-            begins = ends[-1] + len(self._placeholder)
-            shifts.append(len(string) - begins)
-            ends.append(begins + len(part))
-            string += part
+        stop = len(first)
+        shifts = [(stop, 0)]  # where a text between placeholders ends in the prompt, and how far it moves
+        for text, image_views in zip(following, views, strict=True):
+            string += self.kind.spell(token, self.tokenizer, self.config, image_views)
+            start = stop + len(self._placeholder)
+            stop = start + len(text)
+            shifts.append((stop, len(string) - start))
+            string += text
         spans = []
         for start, stop in prompt.spans:
-            shift = next(shift for end, shift in zip(ends, shifts, strict=True) if stop <= end)
+            shift = next(shift for end, shift in shifts if stop <= end)
             spans.append((start + shift, stop + shift))
         return string, spans
 
-    def _arguments(self, made: Mapping[str, object], ids: Sequence[int]) -> dict[str, Tensor]:
-        arguments = {name: torch.as_tensor(made[name]) for name in self.kind.arguments if name in made}
-        if self.kind.kinds is not None:
-            arguments[self.kind.kinds] = (torch.tensor(ids)[None] == self.config.image_token_id).long()
-        return arguments
 
-
-# What the caller gives
+# What the caller passes
 
 
 def _is_picture(value: object) -> bool:
@@ -292,18 +277,22 @@ def _is_picture(value: object) -> bool:
     return is_image(value) or isinstance(value, os.PathLike)
 
 
-def _image_and_question(name: str, given: object) -> tuple[tuple["Image", ...], str]:
-    if not isinstance(given, tuple):
+def _as_list(images: object) -> Sequence[object]:
+    """Return one or several images as a list; an empty one is no image."""
+    return images if isinstance(images, list | tuple) and images else [images]
+
+
+def _image_and_question(name: str, text: object) -> tuple[tuple["Image", ...], str]:
+    if not isinstance(text, tuple):
         raise InputError(f"Reading {name}: it is an image without a question. {_PASS}.")
-    first, question = given
+    images, question = text
     if not isinstance(question, str) or not question.strip():
         raise InputError(f"Reading {name}: the question is {shortened(question)}, expected some words. {_PASS}.")
-    listed = first if isinstance(first, list | tuple) else [first]
-    return tuple(open_image(image, name) for image in listed), question
+    return tuple(open_image(image, name) for image in _as_list(images)), question
 
 
-def _with_images(name: str, messages: Sequence[Mapping[str, object]]) -> tuple[list[Any], tuple["Image", ...]]:
-    """Return messages whose contents are parts, those of images bare, and the images in their order."""
+def _take_images(name: str, messages: Sequence[Mapping[str, object]]) -> tuple[list[Any], tuple["Image", ...]]:
+    """Return messages whose contents are parts, without their images, and the images in their order."""
     images = []
     chat = []
     for message in messages:
@@ -314,43 +303,41 @@ def _with_images(name: str, messages: Sequence[Mapping[str, object]]) -> tuple[l
                 f"Reading {name}: the content of a message is {shortened(content)}, expected a string, or a list of "
                 "{'type': 'image', 'image': …} and {'type': 'text', 'text': …}."
             )
-        kept = []
+        bare_parts = []
         for part in parts:
-            if part.get("type") == "image":
-                given = next((part[key] for key in _SOURCES if key in part), None)
-                images.append(open_image(given, name))
-                kept.append({"type": "image"})
-            else:
-                kept.append(dict(part))
-        chat.append({**message, "content": kept})
+            if part.get("type") != "image":
+                bare_parts.append(dict(part))
+                continue
+            image = next((part[key] for key in _IMAGE_KEYS if key in part), None)
+            images.append(open_image(image, name))
+            bare_parts.append({"type": "image"})
+        chat.append({**message, "content": bare_parts})
     return chat, tuple(images)
 
 
 # Where the tokens are
 
 
-def _placed(
+def _locate_tokens(
     images: Sequence["Image"], views: Sequence[Sequence[ImageView]], patches: Sequence[int]
 ) -> tuple[tuple[dict[str, object], ...], dict[int, str]]:
     """Return what is kept of each image, and the name of each of its tokens by its position in the text."""
     names: dict[int, str] = {}
     about = []
-    at = 0
-    for number, (image, of_image) in enumerate(zip(images, views, strict=True)):
-        tiled = any(view.tile is not None for view in of_image)
-        kept = []
-        for view in of_image:
-            places = patches[at : at + view.tokens]
-            at += view.tokens
-            overview = tiled and view.tile is None
-            down, across = (0, 0) if view.tile is None else (view.tile[0] * view.rows, view.tile[1] * view.columns)
-            for order, place in enumerate(places):
-                row, column = divmod(order, view.columns)
-                which = f"{number} overview" if overview else str(number)
-                names[place] = f"<image {which}:{down + row},{across + column}>"
-            grid = {"rows": view.rows, "columns": view.columns, "box": list(view.box), "tokens": list(places)}
-            kept.append(grid | {"overview": overview, "from": [down, across]})
-        about.append({"size": list(image.size), "picture": small_copy(image), "views": kept})
+    remaining = iter(patches)
+    for number, (image, image_views) in enumerate(zip(images, views, strict=True)):
+        tiled = any(view.tile is not None for view in image_views)
+        grids = []
+        for view in image_views:
+            positions = [next(remaining) for _ in range(view.tokens)]
+            is_overview = tiled and view.tile is None
+            origin = (0, 0) if view.tile is None else (view.tile[0] * view.rows, view.tile[1] * view.columns)
+            for index, position in enumerate(positions):
+                row, column = divmod(index, view.columns)
+                label = f"{number} overview" if is_overview else str(number)
+                names[position] = f"<image {label}:{origin[0] + row},{origin[1] + column}>"
+            grids.append(grid_facts(view.rows, view.columns, view.box, positions, is_overview, origin))
+        about.append({"size": list(image.size), "picture": small_copy(image), "views": grids})
     return tuple(about), names
 
 

@@ -18,8 +18,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from identikit.errors import InputError
-from identikit.texts.text import LONGEST
+from identikit.errors import InputError, reason_of
+from identikit.texts.text import MAX_CHARACTERS
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HUB = "datasets:"
 Row = Mapping[str, object]
 Rows = Iterator[tuple[str, Row]]
-_LONGEST_LINE = 2 * LONGEST + 1  # a pair of texts
+_LONGEST_LINE = 2 * MAX_CHARACTERS + 1  # a pair of texts
 _HUB_ERRORS = (OSError, ValueError, RuntimeError)
 _Numbered = Generator[tuple[int, list[str]]]
 
@@ -51,7 +51,7 @@ class TextTable:
 
 
 def _first_repeated(names: Sequence[str]) -> str | None:
-    return next((name for place, name in enumerate(names) if name in names[:place]), None)
+    return next((name for index, name in enumerate(names) if name in names[:index]), None)
 
 
 def file_system(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -69,7 +69,9 @@ def kind_at(path: str) -> Literal["file", "other", "nothing"]:
             return "file"
         return "other" if filesystem.exists(inside) else "nothing"
     except Exception as error:  # each kind of storage has errors of its own
-        raise InputError(f"Reading {path}: it cannot be reached ({_reason(error)}). Check the address.") from error
+        raise InputError(
+            f"Reading {path}: it cannot be reached ({reason_of(error, 300)}). Check the address."
+        ) from error
 
 
 @contextmanager
@@ -81,12 +83,7 @@ def _opened(path: str, mode: str = "r", **options: str) -> Iterator[IO[Any]]:
     except UnicodeDecodeError as error:
         raise InputError(f"Reading {path}: it is not UTF-8 ({error.reason}). Save it as UTF-8.") from error
     except OSError as error:
-        raise InputError(f"Reading {path}: it cannot be read ({_reason(error)}). Check the file.") from error
-
-
-def _reason(error: Exception) -> str:
-    """Return an error's message on one line."""
-    return f"{' '.join(str(error).split()):.300}" or type(error).__name__
+        raise InputError(f"Reading {path}: it cannot be read ({reason_of(error, 300)}). Check the file.") from error
 
 
 # Lines. Only \n and \r\n end one: texts may hold other separators
@@ -143,7 +140,7 @@ def _comma_cells(path: str) -> _Numbered:
     reader = csv.reader((line for _, line in _lines(path, ends=True)), strict=True)
     cells: list[str] | None = []
     while cells is not None:
-        before = csv.field_size_limit(LONGEST)  # a cell may be as long as a text; unless told, Python takes less
+        before = csv.field_size_limit(MAX_CHARACTERS)  # a cell may be as long as a text; unless told, Python takes less
         try:
             cells = next(reader, None)
         except csv.Error as error:
@@ -204,7 +201,7 @@ def _records(path: str) -> Generator[tuple[int, dict[str, object]]]:
             record = json.loads(line, object_pairs_hook=mapping, parse_constant=refuse)
         except (ValueError, RecursionError) as error:
             raise InputError(
-                f"Reading {path}, line {number}: not valid JSON ({_reason(error)}). Repair the line."
+                f"Reading {path}, line {number}: not valid JSON ({reason_of(error, 300)}). Repair the line."
             ) from error
         if not isinstance(record, dict):
             raise InputError(f"Reading {path}, line {number}: expected a JSON object, got {type(record).__name__}.")
@@ -223,7 +220,9 @@ def _parquet_file(path: str) -> Iterator["ParquetFile"]:
         with _opened(path, "rb") as file:
             yield ParquetFile(file)
     except pyarrow.ArrowException as error:
-        raise InputError(f"Reading {path}: not valid Parquet ({_reason(error)}). Write the file again.") from error
+        raise InputError(
+            f"Reading {path}: not valid Parquet ({reason_of(error, 300)}). Write the file again."
+        ) from error
 
 
 def _parquet_table(path: str) -> TextTable:
@@ -268,7 +267,7 @@ def hub_table(name: str, columns: object, split: str | None) -> TextTable:
         first = next(iter(stream), None)
     except _HUB_ERRORS as error:
         raise InputError(
-            f"Reading {HUB}{name}, split {split!r}: datasets cannot load it ({_reason(error)})."
+            f"Reading {HUB}{name}, split {split!r}: datasets cannot load it ({reason_of(error, 300)})."
         ) from error
     if first is None:
         raise InputError(f"Reading {HUB}{name}: split {split!r} is empty. Choose another.")
@@ -278,7 +277,7 @@ def hub_table(name: str, columns: object, split: str | None) -> TextTable:
             for number, row in enumerate(stream, 1):
                 yield f"row {number}", row
         except _HUB_ERRORS as error:
-            raise InputError(f"Reading {HUB}{name}: datasets cannot read on ({_reason(error)}).") from error
+            raise InputError(f"Reading {HUB}{name}: datasets cannot read on ({reason_of(error, 300)}).") from error
 
     return TextTable(f"{HUB}{name}", tuple(first), (), rows)
 

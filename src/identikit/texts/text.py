@@ -1,8 +1,8 @@
 """Texts, pairs and token ids (and images and sounds, as features) as the padded batches that models read.
 
 A *text* is a string, a pair of strings, a sequence of token ids, or the messages of a chat; where the model reads
-images inside a text, also an image and a question. `encoding.encode` turns texts into pieces, `batches` sorts them by
-length and pads them, and `in_order` puts the results of the batches back in the caller's order.
+images inside a text, also an image and a question. `encoding.encode` turns texts into tokens, `batches` sorts them by
+length and pads them, and `restore_order` puts the results of the batches back in the caller's order.
 """
 
 import numbers
@@ -17,16 +17,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 from identikit.shapes import Bool, Float, Int, Tensor
 
-LONGEST = 10_000_000  # characters of a text; tokenising takes a few hundred bytes for each
+MAX_CHARACTERS = 10_000_000  # tokenising takes a few hundred bytes per character
 SOURCE = "source"  # the fact of a Result with the `tokens`, `special` and `words` of its keys or inputs
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextWithImages:
-    """A text with images in it, as the caller `given` it; `digest` is a SHA-256 of what the model reads of it."""
+    """A text with images: the caller's `original`, and a SHA-256 `digest` of what the model reads of it."""
 
-    given: Any
+    original: Any
     digest: str
 
     def __repr__(self) -> str:  # provenance hashes it
@@ -45,44 +45,48 @@ ReadText = Text | TextWithImages
 
 
 @dataclass(frozen=True, eq=False)
-class ImagesRead:
+class ImageInputs:
     """The images of a text as a model reads them.
 
     - `arguments`: what the model is given beside the ids; along the first axis they count images, patches or texts
-    - `about`: of each image its size, a small picture, and where its tokens are on it; plain values, as JSON holds them
+    - `about`: each image's size, a small picture, and where its tokens are on it, as plain JSON values
     """
 
     arguments: Mapping[str, Tensor]
     about: tuple[dict[str, Any], ...]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the arguments on a device, those that are not whole numbers in a dtype."""
+        """Return the arguments on a device, floating-point ones in a dtype."""
         return {
             name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
             for name, tensor in self.arguments.items()
         }
 
-    def repeated(self, count: int) -> "ImagesRead":
-        """Return the images of a text that is there several times."""
+    def repeated(self, count: int) -> "ImageInputs":
+        """Return the images of `count` copies of the text."""
         arguments = {name: tensor.repeat(count, *[1] * (tensor.ndim - 1)) for name, tensor in self.arguments.items()}
         return replace(self, arguments=arguments)
 
 
 @dataclass(frozen=True)
 class EncodedText:
-    """One text as pieces, unpadded: their `ids` and what they spell (`tokens`), with the `text` that they came from.
+    """One text as tokens, unpadded.
 
-    `segments` says which half of a pair each piece belongs to (None: the model does not ask). `special` marks the
-    tokens that the tokenizer or its chat template added; a special token that the text itself spells out is part of the
-    text. (With token ids nobody knows who added them: there, all special tokens but the unknown and the mask are
-    marked.) `words` is the half-open span of each word over its pieces, in order, and `characters` says where that word
-    is: (part, start, stop), `part` being an index of `parts`. A tagger's tags, which belong to characters, spread to
-    pieces by these two. Punctuation marks are words of their own; special tokens and lone white space belong to no
-    word. `parts` are the strings that were read: the text, the halves of a pair, or what token ids spell between
-    special tokens. Tokenizers in pure Python, and ids that no string is split into, cannot be aligned: they have no
-    words. `features` are an image's pixels, or a sound's samples or spectrogram; these have no ids. `images` are those
-    inside a text; their tokens are neither special nor in a word. `source` is what an encoder reads, where the text
-    itself is read by a decoder.
+    - `ids`, `tokens`: their ids, and what they spell
+    - `segments`: which half of a pair each token belongs to; None: the model does not ask
+    - `special`: which tokens the tokenizer or its chat template added. A special token that the text itself spells out
+      is part of the text. Token ids do not say who added them: there, all special tokens but the unknown and the mask
+      are marked
+    - `words`: each word's half-open span of tokens, in order. Punctuation marks are words of their own; special tokens
+      and lone white space belong to no word
+    - `characters`: where each word is: (part, start, stop), `part` being an index of `parts`. A tagger's tags, which
+      belong to characters, reach tokens through these two
+    - `text`: what the caller passed, and `parts` the strings that were read: the text, the halves of a pair, or what
+      token ids spell between special tokens. Tokenizers in pure Python cannot be aligned, nor can ids that no string is
+      split into: they have no words
+    - `features`: an image's pixels, or a sound's samples or spectrogram; these have no ids
+    - `images`: those inside a text; their tokens are neither special nor in a word
+    - `source`: what an encoder reads, where a decoder reads the text itself
     """
 
     ids: tuple[int, ...]
@@ -94,16 +98,26 @@ class EncodedText:
     characters: tuple[tuple[int, int, int], ...] = ()
     parts: tuple[str, ...] = ()
     features: Float[Tensor, "*shape"] | None = field(default=None, compare=False)
-    images: ImagesRead | None = field(default=None, compare=False)
+    images: ImageInputs | None = field(default=None, compare=False)
     source: "EncodedText | None" = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def room(self) -> int:
-        """How many positions it takes in a batch: its own, or its source's if these are more."""
-        return len(self) if self.source is None else max(len(self), len(self.source))
+    def batch(self) -> "TokenBatch":
+        """Return the text as a batch of its own, which needs no padding."""
+        return TokenBatch(
+            ids=torch.tensor([self.ids]) if self.features is None else None,
+            keep=torch.ones(1, len(self), dtype=torch.bool),
+            special=torch.tensor([self.special]),
+            segments=None if self.segments is None else torch.tensor([self.segments]),
+            tokens=(self.tokens,),
+            words=(self.words,),
+            order=(0,),
+            features=None if self.features is None else self.features[None],
+            images=self.images,
+            source=None if self.source is None else self.source.batch(),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +139,7 @@ class TokenBatch:
     words: tuple[tuple[tuple[int, int], ...], ...]
     order: tuple[int, ...]
     features: Float[Tensor, "batch *shape"] | None = None
-    images: ImagesRead | None = None
+    images: ImageInputs | None = None
     source: "TokenBatch | None" = None
 
     def __len__(self) -> int:
@@ -141,20 +155,18 @@ class TokenBatch:
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor | TokenBatch)}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
-    def rows(self, row: int) -> Int[Tensor, " kept"]:
-        """Return the positions of one row's real tokens: `result[row, batch.rows(row)]` is unpadded."""
+    def positions(self, row: int) -> Int[Tensor, " kept"]:
+        """Return the positions of one row's real tokens: `result[row, batch.positions(row)]` is unpadded."""
         return self.keep[row].nonzero().squeeze(-1)
 
 
 def is_text_list(texts: object) -> TypeGuard[list[Any]]:
-    """Whether an argument holds several texts: a list does, unless its items are token ids or messages of one text."""
+    """Whether an argument is a list of texts, not a list of one text's token ids or messages."""
     if not isinstance(texts, list) or not texts:
         return isinstance(texts, list)
-    if isinstance(texts[0], Mapping):
-        return False
-    return (
-        not isinstance(texts[0], numbers.Number) and getattr(texts[0], "ndim", None) != 0
-    )  # 0: a NumPy or torch number
+    first = texts[0]
+    is_number = isinstance(first, numbers.Number) or getattr(first, "ndim", None) == 0  # of Python, NumPy or torch
+    return not is_number and not isinstance(first, Mapping)
 
 
 def is_image(value: object) -> bool:
@@ -164,7 +176,7 @@ def is_image(value: object) -> bool:
 
 
 def pair_separator(tokens: Sequence[str], special: Sequence[bool]) -> tuple[str, ...]:
-    """Return the special tokens between the halves of a pair, out of all its tokens; none where they are joined."""
+    """Return the special tokens between the halves of a pair, out of all its tokens; () where nothing is between."""
     spelled = [position for position, added in enumerate(special) if not added]
     return tuple(tokens[position] for position in range(spelled[0], spelled[-1]) if special[position])
 
@@ -176,47 +188,29 @@ def readable_token(token: str) -> str:
     ('Çı' would spell 'Ǐ') is left as it is, unless it starts with Ġ.
     """
     token = token.removesuffix("</w>") or token
-    text = "\n" if token == "<0x0A>" else _unbyted(token)
+    text = "\n" if token == "<0x0A>" else _decode_bytes(token)
     return text.replace("▁", " ").replace("\n", "↵")
 
 
 def collate(encoded: Sequence[EncodedText], *, pad_id: int) -> TokenBatch:
-    """Pad texts on the right, to the longest.
-
-    Images and sounds are stacked: their features must have one shape.
-    """
-    return stack_batches([_batch_of_one(text) for text in encoded], pad_id)
-
-
-def _batch_of_one(text: EncodedText) -> TokenBatch:
-    return TokenBatch(
-        ids=torch.tensor([text.ids]) if text.features is None else None,
-        keep=torch.ones(1, len(text), dtype=torch.bool),
-        special=torch.tensor([text.special]),
-        segments=None if text.segments is None else torch.tensor([text.segments]),
-        tokens=(text.tokens,),
-        words=(text.words,),
-        order=(0,),
-        features=None if text.features is None else text.features[None],
-        images=text.images,
-        source=None if text.source is None else _batch_of_one(text.source),
-    )
+    """Pad texts on the right, to the longest; images and sounds are stacked, and must be of one shape."""
+    return stack_batches([text.batch() for text in encoded], pad_id)
 
 
 def stack_batches(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
-    """Return batches of one text each as one batch, padded on the right."""
+    """Join batches of one text each into one batch, padded on the right."""
 
-    def joined(name: str, fill: int = 0) -> Any:
+    def pad(name: str, fill: int = 0) -> Any:
         rows = [getattr(batch, name)[0] for batch in batches if getattr(batch, name) is not None]
         return pad_sequence(rows, batch_first=True, padding_value=fill) if rows else None
 
     sources = [batch.source for batch in batches if batch.source is not None]
     features = [batch.features for batch in batches if batch.features is not None]
     return TokenBatch(
-        ids=joined("ids", pad_id),
-        keep=joined("keep"),
-        special=joined("special"),
-        segments=joined("segments"),
+        ids=pad("ids", pad_id),
+        keep=pad("keep"),
+        special=pad("special"),
+        segments=pad("segments"),
         tokens=tuple(batch.tokens[0] for batch in batches),
         words=tuple(batch.words[0] for batch in batches),
         order=tuple(range(len(batches))),
@@ -227,7 +221,7 @@ def stack_batches(batches: Sequence[TokenBatch], pad_id: int) -> TokenBatch:
 
 
 def repeat_batch(batch: TokenBatch, count: int) -> TokenBatch:
-    """Return a batch of one text as a batch that has it several times."""
+    """Return a batch of `count` copies of the one text in this batch."""
     tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
     return replace(
         batch,
@@ -240,9 +234,9 @@ def repeat_batch(batch: TokenBatch, count: int) -> TokenBatch:
     )
 
 
-def key_batch(batch: TokenBatch, side: str | None) -> TokenBatch:
-    """Return the tokens that a batch's tokens see: these themselves, or in "cross" attention those of the source."""
-    if side != "cross":
+def key_batch(batch: TokenBatch, decoder_attention: str | None) -> TokenBatch:
+    """Return the tokens that are attended to: the batch's own, or in "cross" attention those of its source."""
+    if decoder_attention != "cross":
         return batch
     assert batch.source is not None
     return batch.source
@@ -250,11 +244,11 @@ def key_batch(batch: TokenBatch, side: str | None) -> TokenBatch:
 
 def single_text(batch: TokenBatch, row: int) -> TokenBatch:
     """Return one text of a batch as a batch of its own, without its padding."""
-    kept = batch.rows(row)
+    positions = batch.positions(row)
     tensors = {name: getattr(batch, name) for name in ("ids", "keep", "special", "segments")}
     return replace(
         batch,
-        **{name: tensor[row, kept][None] for name, tensor in tensors.items() if tensor is not None},
+        **{name: tensor[row, positions][None] for name, tensor in tensors.items() if tensor is not None},
         tokens=(batch.tokens[row],),
         words=(batch.words[row],),
         order=(0,),
@@ -266,43 +260,48 @@ def single_text(batch: TokenBatch, row: int) -> TokenBatch:
 def batches(encoded: Sequence[EncodedText], *, pad_id: int, batch_tokens: int = 4096) -> Iterator[TokenBatch]:
     """Yield padded batches of at most `batch_tokens` positions, longest texts first; a longer text is on its own.
 
-    Images and sounds are only put together where their features have one shape: none is padded. A text with images in
-    it is on its own.
+    Images and sounds share a batch only where their features have one shape: none is padded. A text with images in it
+    is on its own.
     """
-
-    def shape(index: int) -> tuple[int, ...]:
-        if encoded[index].images is not None:
-            return (-1, index)
-        features = (encoded[index].source or encoded[index]).features
-        return () if features is None else tuple(features.shape)
-
-    order = sorted(range(len(encoded)), key=lambda index: (-encoded[index].room, shape(index)))
+    lengths = []
+    shapes: list[tuple[int, ...]] = []  # only texts of equal shapes share a batch
+    for index, text in enumerate(encoded):
+        source = text if text.source is None else text.source
+        lengths.append(max(len(text), len(source)))
+        shapes.append(() if source.features is None else tuple(source.features.shape))
+        if text.images is not None:
+            shapes[index] = (-1, index)
+    order = sorted(range(len(encoded)), key=lambda index: (-lengths[index], shapes[index]))
     while order:
-        most = max(1, batch_tokens // encoded[order[0]].room)
-        rows = [index for index in order[:most] if shape(index) == shape(order[0])]
+        first = order[0]
+        fitting = order[: max(1, batch_tokens // lengths[first])]
+        rows = [index for index in fitting if shapes[index] == shapes[first]]
         yield replace(collate([encoded[index] for index in rows], pad_id=pad_id), order=tuple(rows))
         order = order[len(rows) :]
 
 
-def restore_order(results: Iterable[tuple[Sequence[int], Sequence[Result]]], n: int) -> list[Result]:
-    """Put the results of batches, given as (`batch.order`, one result per row), back in the order of the n texts."""
-    by_index = {index: result for order, rows in results for index, result in zip(order, rows, strict=True)}
+def restore_order(batch_results: Iterable[tuple[Sequence[int], Sequence[Result]]], n: int) -> list[Result]:
+    """Put the results of batches, given as (`batch.order`, one result per row), in the order of the n texts."""
+    by_index: dict[int, Result] = {}
+    for order, results in batch_results:
+        by_index |= zip(order, results, strict=True)
     return [by_index[index] for index in range(n)]
 
 
 # Byte-level tokenizers write each byte as a character: those that print as themselves, the others from U+0100 on.
 _PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _HIDDEN = tuple(byte for byte in range(0x100) if byte not in _PRINTED)
-_BYTES = {chr(byte): byte for byte in _PRINTED} | {chr(0x100 + place): byte for place, byte in enumerate(_HIDDEN)}
+_BYTES = {chr(byte): byte for byte in _PRINTED} | {chr(0x100 + index): byte for index, byte in enumerate(_HIDDEN)}
 
 
-def _unbyted(token: str) -> str:
-    """Return a byte-level piece as the text of its bytes, if it surely is one; else only the spaces it starts with."""
-    rest = token.lstrip("ĠĊ")
-    start = token[: len(token) - len(rest)].replace("Ġ", " ").replace("Ċ", "\n")
+def _decode_bytes(token: str) -> str:
+    """Return a byte-level token as the text of its bytes, if it surely is one; else only the spaces it starts with."""
+    body = token.lstrip("ĠĊ")
+    start = token[: len(token) - len(body)].replace("Ġ", " ").replace("Ċ", "\n")
     try:
-        text = bytes(_BYTES[character] for character in rest).decode().replace("\r\n", "\n")
+        text = bytes(_BYTES[character] for character in body).decode().replace("\r\n", "\n")
     except (KeyError, UnicodeDecodeError):
-        return start + rest
-    unsure = not start and any("Â" <= a <= "ß" and "Ģ" <= b <= "Ń" for a, b in pairwise(rest))
-    return start + (rest if unsure or any(ord(character) < 32 for character in text.replace("\n", "")) else text)
+        return start + body
+    has_controls = any(ord(character) < 32 for character in text.replace("\n", ""))
+    could_be_a_word = not start and any("Â" <= a <= "ß" and "Ģ" <= b <= "Ń" for a, b in pairwise(body))
+    return start + (body if has_controls or could_be_a_word else text)

@@ -129,7 +129,7 @@ def hidden_states(
     for batch in model.batches(encoded):
         trace = model.trace(batch)
         for row, index in enumerate(batch.order):
-            kept = batch.rows(row).to(model.device)
+            kept = batch.positions(row).to(model.device)
             place = slice(starts[index], starts[index] + len(encoded[index]))
             inputs[place] = trace.inputs[row, kept].to(inputs)
             for layer, states in enumerate(trace.hidden):

@@ -16,7 +16,7 @@ from identikit.models import families
 from identikit.models.blocks import Trace, first_output
 from identikit.models.isolation import clear_model_errors, standard_torch_state, structure_of
 from identikit.models.load.linear import PACKED_TOLERANCE, linear_bias
-from identikit.models.load.weights import broken_weight
+from identikit.models.load.weights import first_broken_weight
 from identikit.models.model import Model
 from identikit.models.taps.switch import use_attention
 from identikit.models.taps.tap import AttentionCall
@@ -32,7 +32,7 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torc
 def prove(model: Model) -> int:
     """Prove a tap and return the number of layers it was proved for; a ModelError names what does not hold."""
     with model.exclusive(), standard_torch_state(), torch.no_grad():
-        weight = broken_weight(model.hf)
+        weight = first_broken_weight(model.hf)
         if weight is not None:
             raise ModelError(
                 f"Loading {model.name}: the weight {weight!r} holds NaN or infinity, so nothing computed with it means "

@@ -133,7 +133,7 @@ def read_gguf(checkpoint: Checkpoint, dtype: torch.dtype | str) -> PreTrainedMod
         model, report = kind.from_pretrained(
             checkpoint.place, dtype=dtype, output_loading_info=True, **checkpoint.options
         )
-    check_read(model, report, {}, checkpoint.source, plain=False)
+    check_report(model, report, {}, checkpoint.source, plain=False)
     return model
 
 
@@ -244,7 +244,7 @@ def check_depth(config: PreTrainedConfig, stored: Collection[str], source: str) 
 # What was read
 
 
-def check_read(
+def check_report(
     model: PreTrainedModel, report: Mapping[str, Any], stored: Mapping[str, StoredWeight], source: str, *, plain: bool
 ) -> None:
     """Refuse a checkpoint of which a part was left out, made up or misread; `plain`: its weights are not quantised."""

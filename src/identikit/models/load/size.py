@@ -22,7 +22,7 @@ from identikit.models.load.checkpoint import (
     stored_weights,
     weight_files,
 )
-from identikit.models.load.load import class_for, one_line_errors, quiet_libraries, source_of
+from identikit.models.load.load import class_for, one_line_errors, quiet_libraries, resolve_source
 from identikit.models.table import Family
 
 _BITS = {"F64": 64, "F32": 32, "I64": 64, "I32": 32, "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8}
@@ -73,7 +73,7 @@ class Sizes:
 
 def sizes_of(model: object, *, dtype: torch.dtype, device: torch.device, revision: str | None = None) -> Sizes:
     """Return the sizes of a folder's or hub id's model, None for the packaged one; no weight is read or fetched."""
-    source, name = source_of(model)
+    source, name = resolve_source(model)
     checkpoint = Checkpoint(source, revision)
     if checkpoint.gguf is not None:
         raise ModelError(f"Planning {name}: only safetensors say what they hold before they are read. Load it instead.")

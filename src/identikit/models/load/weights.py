@@ -1,6 +1,6 @@
-"""What a model's weights are: plain numbers or packed, in place or offloaded by accelerate, under an adapter or not.
+"""A model's weights: plain numbers or packed, in memory or offloaded by accelerate, under an adapter or not.
 
-What transformers itself turns into plain weights is read that way; packed ones are known by what their layers answer
+What transformers itself turns into plain weights is read that way; packed ones are known by their layers' outputs
 (`linear.py`). A weight is never cast without its scale, and never silently missing.
 """
 
@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from identikit.errors import ModelError
+from identikit.errors import ModelError, reason_of
 from identikit.shapes import Bool, Tensor
 
 PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -25,7 +25,7 @@ _DEQUANTISED = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}  # by tra
 # Packed weights
 
 
-def how_to_dequantise(config: PreTrainedConfig) -> dict[str, Any]:
+def dequantise_options(config: PreTrainedConfig) -> dict[str, Any]:
     """Return the arguments with which transformers reads a checkpoint's weights as plain numbers, where it can."""
     method = _settings(config).get("quant_method")
     if method not in _DEQUANTISED:
@@ -41,21 +41,20 @@ def packing_method(config: PreTrainedConfig) -> str:
 def _settings(config: PreTrainedConfig) -> dict[str, Any]:
     """Return what a configuration says of packed weights, the method by its name; {} if nothing."""
     text = config.get_text_config()
-    given = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
-    if given is None:
+    stated = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+    if stated is None:
         return {}
-    settings = given if isinstance(given, dict) else given.to_dict()
+    settings = stated if isinstance(stated, dict) else stated.to_dict()
     method = settings.get("quant_method")
     return settings | {"quant_method": str(getattr(method, "value", method))}
 
 
 def is_packed(module: nn.Module) -> bool:
     """Tell whether a module's own weights are codes and scales, which only it can read."""
-    own = module._parameters.values()
-    if any(weight is not None and not _is_plain(weight) for weight in own):
+    if any(weight is not None and not _is_plain(weight) for weight in module._parameters.values()):
         return True
-    codes = (buffer for buffer in module._buffers.values() if buffer is not None)
-    return hasattr(module, "in_features") and any(not code.is_floating_point() for code in codes)
+    buffers = (buffer for buffer in module._buffers.values() if buffer is not None)
+    return hasattr(module, "in_features") and any(not buffer.is_floating_point() for buffer in buffers)
 
 
 def _is_plain(weight: Tensor) -> bool:
@@ -64,16 +63,16 @@ def _is_plain(weight: Tensor) -> bool:
 
 @contextmanager
 def unpacking_errors(method: str, source: str) -> Iterator[None]:
-    """Say in a line that a package is missing, or that there is none, for weights that are packed by a method."""
+    """Report in one line that transformers cannot unpack weights, such as for want of a package."""
     try:
         yield
     except (ImportError, ValueError) as error:
         if not method:
             raise
-        reason = " ".join(str(error).split())[:200].rstrip(".")
         raise ModelError(
-            f"Loading {source}: its weights are packed ({method}), and transformers cannot read them here ({reason}). "
-            "Install the package that it names (and accelerate), or load the checkpoint it was made from."
+            f"Loading {source}: its weights are packed ({method}), and transformers cannot read them here "
+            f"({reason_of(error)}). Install the package that it names (and accelerate), or load the checkpoint it was "
+            "made from."
         ) from error
 
 
@@ -103,27 +102,30 @@ def describe_packing(model: PreTrainedModel) -> str:
     return f"{f'{bits}-bit' if bits else 'packed'} weights ({by})"
 
 
-def check_in_place(model: PreTrainedModel, name: str, method: str = "") -> None:
+def check_weights(model: PreTrainedModel, model_name: str, method: str = "") -> None:
     """Refuse a model whose weights are not there, are codes without a layer that reads them, or not packed as said."""
     if method and not any(map(is_packed, model.modules())):
         raise ModelError(
-            f"Loading {name}: its config.json says that its weights are packed ({method}), and transformers reads none "
-            "of them so. Repair config.json, or install a transformers that knows this."
+            f"Loading {model_name}: its config.json says that its weights are packed ({method}), and transformers "
+            "reads none of them so. Repair config.json, or install a transformers that knows this."
         )
     for path, module in model.named_modules():
-        own = module._parameters.items()
-        for key, weight in ((f"{path}.{key}".lstrip("."), weight) for key, weight in own if weight is not None):
-            if weight.is_meta and (weight_of(*_owner(model, key)).is_meta or "base_layer" in key or is_packed(module)):
+        for name, weight in module._parameters.items():
+            if weight is None:
+                continue
+            key = f"{path}.{name}".lstrip(".")
+            if weight.is_meta and (weight_of(module, name).is_meta or "base_layer" in key or is_packed(module)):
                 raise ModelError(
-                    f"Loading {name}: the weight {key!r} is not in memory (it is on the meta device), and no hook of "
-                    "accelerate on its own module brings it in plain. Load the whole model on one device, or offload "
-                    "it without preload_module_classes and adapters."
+                    f"Loading {model_name}: the weight {key!r} is not in memory (it is on the meta device), and no "
+                    "hook of accelerate on its own module brings it in plain. Load the whole model on one device, or "
+                    "offload it without preload_module_classes and adapters."
                 )
-            if not _is_plain(weight) and type(weight.data) is Tensor and type(module).__module__.startswith(_BARE):
+            is_codes = not _is_plain(weight) and type(weight.data) is Tensor
+            if is_codes and type(module).__module__.startswith(_BARE):
                 kind = str(weight.dtype).removeprefix("torch.")
                 raise ModelError(
-                    f"Loading {name}: the weight {key!r} is quantised ({kind}), and {type(module).__name__} has no "
-                    "scale to read it with. Load the checkpoint it was made from."
+                    f"Loading {model_name}: the weight {key!r} is quantised ({kind}), and {type(module).__name__} has "
+                    "no scale to read it with. Load the checkpoint it was made from."
                 )
 
 
@@ -144,76 +146,72 @@ def offload_hooks(module: nn.Module) -> list[Any]:
     """Return the hooks of accelerate that bring a module's own weights in for each run, and take them out again."""
     hook = vars(module).get("_hf_hook")
     hooks: tuple[Any, ...] = getattr(hook, "hooks", (hook,))  # several in a row, or one
-    return [each for each in hooks if getattr(each, "offload", False) and not each.place_submodules]
+    return [hook for hook in hooks if getattr(hook, "offload", False) and not hook.place_submodules]
 
 
 def all_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight of a model once, the offloaded ones too, one after another; tied weights under one name."""
+    """Yield every weight of a model once, offloaded ones too, one after another; tied weights under one name."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    seen = set()
+    names = set()
     for name, weight in model.named_parameters():
         shared = tied.get(name, name)
-        owner, last = _owner(model, name)
-        if is_packed(owner):
+        path, _, last = name.rpartition(".")
+        module = model.get_submodule(path)
+        if is_packed(module):
             continue
-        if not weight.is_meta or shared not in seen:
-            yield name, weight_of(owner, last)
-        seen.add(shared)
+        if not weight.is_meta or shared not in names:
+            yield name, weight_of(module, last)
+        names.add(shared)
     for path, module in model.named_modules():
         if is_packed(module):
             # The scales are in it, wherever a package keeps them. Of a copy: bitsandbytes (0.50) changes what it saves.
             for name, tensor in copy.deepcopy(module).state_dict().items():
                 if isinstance(tensor, Tensor):
-                    yield from _parts(f"{path}.{name}", tensor)
+                    yield from _plain_tensors(f"{path}.{name}", tensor)
 
 
-def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the plain tensors that a tensor of a kind of its own is made of."""
+def _plain_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the plain tensors that a tensor subclass is made of."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield name, tensor.detach()
         return
     names, about = tensor.__tensor_flatten__()  # pyright: ignore[reportAttributeAccessIssue]
-    for part in names:
-        yield from _parts(f"{name}.{part} {about}", getattr(tensor, part))
-
-
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, last = name.rpartition(".")
-    return model.get_submodule(path), last
+    for inner in names:
+        yield from _plain_tensors(f"{name}.{inner} {about}", getattr(tensor, inner))
 
 
 def device_of(module: nn.Module) -> torch.device:
     """Return the device that a module begins to compute on, also while its weights are offloaded."""
-    for each in module.modules():
-        for weight in each.parameters(recurse=False):
-            hooks = offload_hooks(each) if weight.is_meta else []
+    for submodule in module.modules():
+        for weight in submodule.parameters(recurse=False):
+            hooks = offload_hooks(submodule) if weight.is_meta else []
             return torch.device(hooks[0].execution_device) if hooks else weight.device
     buffer = next(module.buffers(), None)  # only without weights: accelerate may leave a buffer behind
     return torch.device("cpu") if buffer is None else buffer.device
 
 
 @contextmanager
-def offloaded_again(model: nn.Module) -> Iterator[None]:
-    """Have hooks of accelerate work in derivatives; take out at the end what they brought in for a run cut short."""
+def keep_offloaded(model: nn.Module) -> Iterator[None]:
+    """Let accelerate's hooks work in derivatives; offload at the end what they had loaded when a run was cut short."""
     modules = [module for module in model.modules() if offload_hooks(module)]
-    away = [module for module in modules if not _is_in(module)]
+    offloaded = [module for module in modules if not _is_loaded(module)]
     hooks = [hook for module in modules for hook in offload_hooks(module)]
-    kept = [(hook, hook.tied_params_map, hook.tied_params_names) for hook in hooks]
+    before = [(hook, hook.tied_params_map, hook.tied_params_names) for hook in hooks]
     try:
         for hook in hooks:  # else they ask for the addresses of tied weights, which a derivative does not give
             hook.tied_params_map = None
             hook.tied_params_names = set()
         yield
     finally:
-        for hook, tied, names in kept:
-            hook.tied_params_map = tied
-            hook.tied_params_names = names
-        for module in filter(_is_in, away):
+        for hook, tied_map, tied_names in before:
+            hook.tied_params_map = tied_map
+            hook.tied_params_names = tied_names
+        for module in filter(_is_loaded, offloaded):
             for hook in offload_hooks(module):
                 hook.post_forward(module, ())
 
 
-def _is_in(module: nn.Module) -> bool:
+def _is_loaded(module: nn.Module) -> bool:
     """Tell whether a weight of the module itself is in memory."""
     return any(not weight.is_meta for weight in module.parameters(recurse=False))
 
@@ -231,7 +229,7 @@ def check_finite(
         return
     first = finite.index(False)
     where = "before layer 0" if first == 0 else f"after layer {first - 1}"
-    weight = broken_weight(hf)
+    weight = first_broken_weight(hf)
     advice = dtype_advice(dtype) if weight is None else f"So does its weight {weight!r}: use an intact model."
     raise ModelError(
         f"Running {name}: its hidden vectors {where} hold NaN or infinity in {str(dtype).removeprefix('torch.')}, so "
@@ -239,15 +237,13 @@ def check_finite(
     )
 
 
-def broken_weight(model: nn.Module) -> str | None:
+def first_broken_weight(model: nn.Module) -> str | None:
     """Return the name of the first weight that holds NaN or infinity; None: all are finite."""
     for name, weight in all_weights(model):
-        if (
-            weight.numel()
-            and weight.dtype in PLAIN
-            and not torch.stack(torch.aminmax(weight.detach())).isfinite().all()
-        ):  # NaN is in both
-            return name
+        if weight.numel() and weight.dtype in PLAIN:
+            extremes = torch.stack(torch.aminmax(weight.detach()))  # NaN is in both
+            if not extremes.isfinite().all():
+                return name
     return None
 
 

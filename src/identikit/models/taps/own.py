@@ -40,7 +40,7 @@ def _tapped(
 
     With `masks`, transformers makes the tap's masks meanwhile.
     """
-    with switch.restored_configs(model) as configs, ExitStack() as stack:
+    with switch.restored_configs(model, switch.IMPLEMENTATION) as configs, ExitStack() as stack:
         for block in model.base_model.get_submodule(blocks).children():
             module = block.get_submodule(attention)
             switch.set_temporarily(stack, module, method, partial(function, module))

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from identikit.models.taps.tap import NAME
 
+IMPLEMENTATION = "_attn_implementation_internal"  # the entry of a configuration that names the attention function
 HubModule = Any
 """A module of transformers, or of a package that packs its weights: what is in it depends on its class, and torch types
 all of that as a tensor or a module."""
@@ -22,22 +24,28 @@ def set_temporarily(stack: ExitStack, owner: object, name: str, value: object) -
     setattr(owner, name, value)
 
 
-@contextmanager
-def restored_configs(model: PreTrainedModel, name: str = "_attn_implementation_internal") -> Iterator[list[Any]]:
-    """Yield the model's configurations, and give each its own setting back at the end."""
+def configs_of(model: nn.Module) -> list[Any]:
+    """Return the configurations of a model and of the models inside it, each once."""
     configs = {id(config): config for config in (getattr(module, "config", None) for module in model.modules())}
-    before = [(config, getattr(config, name)) for config in configs.values() if hasattr(config, name)]
+    return [config for config in configs.values() if config is not None]
+
+
+@contextmanager
+def restored_configs(model: PreTrainedModel, *names: str) -> Iterator[list[Any]]:
+    """Yield the model's configurations, and put their entries of these names back at the end."""
+    configs = configs_of(model)
+    before = [(config, name, getattr(config, name)) for config in configs for name in names if hasattr(config, name)]
     try:
-        yield [config for config, _ in before]
+        yield configs
     finally:
-        for config, setting in before:
-            setattr(config, name, setting)
+        for config, name, value in before:
+            setattr(config, name, value)
 
 
 @contextmanager
 def use_attention(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
-    """Put the tap in the place of the model's attention, and its own back at the end, whatever happens."""
-    with restored_configs(model):
+    """Put the tap, or another implementation, in the place of the model's attention, and its own back at the end."""
+    with restored_configs(model, IMPLEMENTATION):
         for part in model.modules():
             if isinstance(part, PreTrainedModel):  # older transformers do not hand it on to stacks of T5
                 part.set_attn_implementation(implementation)
