@@ -128,12 +128,12 @@ def test_captions_are_sentences_and_name_the_norm():
 
 def test_a_model_too_shallow_or_causal_is_told_why():
     subject = made().subject
-    assert FIGURES["fig32"].missing(subject) == "not applicable: MiniLM has 6 layers"
-    assert [name for name in NAMES if FIGURES[name].missing(subject)] == DEEP
+    assert FIGURES["fig32"].why_not(subject) == "not applicable: MiniLM has 6 layers"
+    assert [name for name in NAMES if FIGURES[name].why_not(subject)] == DEEP
     other = replace(subject, n_layers=12, causal=True)
-    missing = [name for name in NAMES if FIGURES[name].missing(other)]
+    missing = [name for name in NAMES if FIGURES[name].why_not(other)]
     assert missing == ["fig5", "fig18a", "fig18b", "fig19", "fig25"]
-    assert "causal" in (FIGURES["fig5"].missing(other) or "")
+    assert "causal" in (FIGURES["fig5"].why_not(other) or "")
 
 
 TO_TYPES = "map == '{}' and source == 'all' and target in ('cls', 'sep', 'punctuation')"

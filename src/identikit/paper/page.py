@@ -1,4 +1,4 @@
-"""All figures and claims on one page: a single file that can be read without a network, a script or other files."""
+"""All figures and claims on one page: a single file that needs no network, script or other files to be read."""
 
 import base64
 import re
@@ -79,10 +79,10 @@ def gallery(
     judged: Sequence[JudgedClaim],
     listed: Sequence[tuple[str, str]],
 ) -> bytes:
-    """Make one self-contained page of figures and claims.
+    """Return one self-contained page of figures and claims.
 
     `about` describes the run: model, data, n and seed stand at the top, the rest under "Provenance". `listed` names
-    what was not drawn, judged or used, each with the reason. Links lead to figures/NAME.csv, .parquet, .svg and .png
+    what was not drawn, judged or used, with the reasons. Links lead to figures/NAME.csv, .parquet, .svg and .png
     beside the page.
     """
     sections: dict[str, list[Picture]] = {section: [] for section in SECTIONS}

@@ -218,7 +218,7 @@ class _Run:
     def draw(self, figure: Figure, files: Store) -> Picture:
         """Draw a figure and write its files."""
         data = self.data_of(figure)
-        if missing := figure.missing(self.subject()):
+        if missing := figure.why_not(self.subject()):
             raise _UnavailableError(missing)
         drawing = figure.draw(self.evidence(data, figure.needs))
         if drawing.data.empty:

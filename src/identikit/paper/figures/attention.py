@@ -11,7 +11,15 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from identikit.paper.evidence import Evidence
-from identikit.paper.figures.figure import Drawing, Figures, hold, label_of_text, rows_with, shares_by_layer
+from identikit.paper.figures.figure import (
+    Drawing,
+    Figures,
+    draw_panels,
+    label_of_text,
+    label_shares_by_layer,
+    make_room,
+    rows_with,
+)
 from identikit.plots import forms as form
 from identikit.plots.certainty import correlation_by_length
 from identikit.plots.maps import Maps, map_panels
@@ -44,19 +52,19 @@ def correlation(evidence: Evidence) -> Drawing:
     def panel(axes: Axes) -> None:
         correlation_by_length(data, evidence.subject.d_value, axes)
 
-    return Drawing(data, evidence.label, partial(form.sheet, panel))
+    return draw_panels(evidence, data, panel)
 
 
 def _to_types(evidence: Evidence, targets: Sequence[str], maps: Sequence[str], sources: Sequence[str]) -> DataFrame:
-    """Attention of each head to those of the token types that some text has, and the mean over heads."""
+    """Attention of each head to the target token types that occur in the texts, and the mean over heads."""
     table = evidence.tables["types"]
     present = [kind for kind in targets if kind in set(table["source"])]  # then its tokens are a source, too
-    chosen = rows_with(table, {"target": present, "map": maps, "source": sources})
-    means = chosen.groupby(["map", "source", "target", "layer"])["attention"].transform("mean")
-    return chosen.assign(mean=means)
+    heads = rows_with(table, {"target": present, "map": maps, "source": sources})
+    means = heads.groupby(["map", "source", "target", "layer"])["attention"].transform("mean")
+    return heads.assign(mean=means)
 
 
-def _heads(axes: Axes, data: DataFrame, series: form.Styles, by: str) -> None:
+def _draw_heads(axes: Axes, data: DataFrame, series: form.Styles, by: str) -> None:
     """Draw each head as a point, and the mean over heads as a line."""
     form.clouds(axes, data, series, by=by, x="layer", y="attention")
     form.lines(axes, data.drop_duplicates([by, "layer"]), series, by=[by], x="layer", y="mean")
@@ -65,18 +73,18 @@ def _heads(axes: Axes, data: DataFrame, series: form.Styles, by: str) -> None:
 def attention_to_types(evidence: Evidence, map: str) -> Drawing:
     """Attention of each head to [CLS], [SEP] and punctuation; raw and effective attention have the same scale."""
     types = [kind for (kind,) in _TYPES]
-    both = _to_types(evidence, types, ("raw", "effective"), ("all",))
-    data = rows_with(both, {"map": [map]}).filter(["target", "layer", "head", "attention", "mean"])
+    raw_and_effective = _to_types(evidence, types, ("raw", "effective"), ("all",))
+    data = rows_with(raw_and_effective, {"map": [map]}).filter(["target", "layer", "head", "attention", "mean"])
     series = _TYPES | _OPENING if evidence.subject.causal else _TYPES
 
     def panel(axes: Axes) -> None:
-        _heads(axes, data, series, by="target")
-        shares_by_layer(axes, evidence)
-        hold(axes, min(both["attention"]), max(both["attention"]))
+        _draw_heads(axes, data, series, by="target")
+        label_shares_by_layer(axes, evidence)
+        make_room(axes, min(raw_and_effective["attention"]), max(raw_and_effective["attention"]))
         axes.set_ylabel(f"average {map} attention (%)")
         legend(axes, columns=3)
 
-    return Drawing(data, evidence.label, partial(form.sheet, panel))
+    return draw_panels(evidence, data, panel)
 
 
 for _name, _map in (("fig1b", "raw"), ("fig1c", "effective")):
@@ -105,20 +113,20 @@ def attention_to_separators(evidence: Evidence) -> Drawing:
     data = table.filter(["map", "source", "layer", "head", "attention", "mean"])
 
     def side(axes: Axes, letter: str, map: str) -> None:
-        _heads(axes, data.query("map == @map"), _SOURCES, by="source")
-        shares_by_layer(axes, evidence)
-        hold(axes, min(data["attention"]), max(data["attention"]))
+        _draw_heads(axes, data.query("map == @map"), _SOURCES, by="source")
+        label_shares_by_layer(axes, evidence)
+        make_room(axes, min(data["attention"]), max(data["attention"]))
         axes.set_ylabel(f"average {map} attention (%)")
         legend(axes, columns=2, title=f"({letter}) {map}")
 
     panels = [partial(side, letter="a", map="effective"), partial(side, letter="b", map="raw")]
-    return Drawing(data, evidence.label, partial(form.sheet, *panels, width=DOUBLE))
+    return draw_panels(evidence, data, *panels, width=DOUBLE)
 
 
 def passage_head(evidence: Evidence) -> DataFrame:
-    """The head of the passage that looks most at [CLS] and [SEP], or what a tokenizer has for them: `special` keys.
+    """Attention of the head that looks most at `special` keys: [CLS] and [SEP], or what a tokenizer has for them.
 
-    Where the passage has none, the first token takes their place: idle attention goes there.
+    If the passage has none, it is the head that looks most at the first token, where idle attention goes then.
     """
     table = evidence.tables["passage"]
     special = np.array([bool(_SPECIAL.fullmatch(token)) for token in table["key_token"]])
@@ -147,13 +155,13 @@ def passage(evidence: Evidence) -> DataFrame:
 )
 def passage_sentence(evidence: Evidence) -> Drawing:
     """One sentence of the passage as queries; as keys also the first token, special tokens and the highlighted one."""
-    whole = passage(evidence)
-    keys = {*whole["query"], min(whole["key"]), *whole.query("special or highlighted")["key"]}
-    data = rows_with(whole, {"key": sorted(keys)}).drop(columns="special")
-    n_keys = len({*whole["key"]})
+    edges = passage(evidence)
+    keys = {*edges["query"], min(edges["key"]), *edges.query("special or highlighted")["key"]}
+    data = rows_with(edges, {"key": sorted(keys)}).drop(columns="special")
+    n_keys = len({*edges["key"]})
     label = label_of_text(evidence, "passage of Appendix A.3", n_keys)
     if len(keys) < n_keys:
-        hidden = (whole[["raw", "effective"]].sum() - data[["raw", "effective"]].sum()) / len({*data["query"]})
+        hidden = (edges[["raw", "effective"]].sum() - data[["raw", "effective"]].sum()) / len({*data["query"]})
         shares = f"{100 * hidden['raw']:.0f} % of raw and {100 * hidden['effective']:.0f} % of effective attention"
         label += f" · {len(keys)} keys shown; the others hold {shares} on average"
     return Drawing(data, label, partial(_passage_maps, data, evidence))
@@ -165,27 +173,27 @@ def _passage_maps(data: DataFrame, evidence: Evidence) -> matplotlib.figure.Figu
     queries = data.drop_duplicates("query")
     sentence = queries["query"].tolist()
     columns = _with_gaps(sorted(tokens))
-    seen = data[data["key"] <= data["query"]] if evidence.subject.causal else data
+    visible = data[data["key"] <= data["query"]] if evidence.subject.causal else data
     maps = {}
     for letter, name in zip("abc", ("raw", "effective", "null"), strict=True):
-        cells = seen.pivot(index="query", columns="key", values=name).reindex(columns=columns)
+        cells = visible.pivot(index="query", columns="key", values=name).reindex(columns=columns)
         maps[f"({letter}) {name}"] = cells.to_numpy(float)
     marked = data[data["highlighted"]].iloc[0]
     column = columns.index(marked["key"])
     row = sentence.index(marked["query"])
-    outside = [place for place, key in enumerate(columns) if key in tokens and key not in sentence]
+    outside = [index for index, key in enumerate(columns) if key in tokens and key not in sentence]
     keys = [tokens.get(key, "") for key in columns]
     panels = form.new_axes(DOUBLE, 1.1 + 0.105 * len(queries), columns=3)
     with house_style():
         map_panels(panels, Maps(maps, queries["query_token"].tolist(), keys), keep=[column, *outside])
         for axes in panels:
             form.outline(axes, x=(column, column), y=(row, row))
-        words = f"layer {marked['layer']}, head {marked['head']} (counted from 1)"
-        sheet_of(panels[0]).suptitle(words, x=0.01, ha="left", fontsize=8)
+        title = f"layer {marked['layer']}, head {marked['head']} (counted from 1)"
+        sheet_of(panels[0]).suptitle(title, x=0.01, ha="left", fontsize=8)
     return form.finish(panels)
 
 
 def _with_gaps(keys: list[int]) -> list[int]:
-    """Return keys with a place between those that do not follow each other: there the map is blank."""
+    """Return the keys with one more between each two that are not neighbours; the map is blank there."""
     gaps = [(left + right) // 2 for left, right in pairwise(keys) if right - left > 1]
     return sorted([*keys, *gaps])

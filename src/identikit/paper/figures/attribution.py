@@ -7,7 +7,15 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from identikit.paper.evidence import Evidence
-from identikit.paper.figures.figure import LAYER, Drawing, Figures, label_of_text, rows_with, shares_by_layer
+from identikit.paper.figures.figure import (
+    LAYER,
+    Drawing,
+    Figures,
+    draw_panels,
+    label_of_text,
+    label_shares_by_layer,
+    rows_with,
+)
 from identikit.plots import forms as form
 from identikit.plots.style import BLUE, DOUBLE, legend, percent, styles
 
@@ -31,21 +39,21 @@ figure = Figures()
 
 def _own_boxes(axes: Axes, data: DataFrame, evidence: Evidence, title: str = "") -> None:
     form.boxes(axes, data, data["layer"].tolist())
-    shares_by_layer(axes, evidence)
+    label_shares_by_layer(axes, evidence)
     axes.set_ylabel(_OWN_SHARE)
     axes.set_title(title, loc="left")
 
 
 def _outweighed_bars(axes: Axes, data: DataFrame, evidence: Evidence, title: str = "") -> None:
     axes.bar(data["layer"], data["outweighed"], width=0.7, color=BLUE)
-    shares_by_layer(axes, evidence)
+    label_shares_by_layer(axes, evidence)
     axes.set_ylabel("tokens outweighed, P̃ (%)")
     axes.set_title(title, loc="left")
 
 
 def _group_lines(axes: Axes, data: DataFrame, evidence: Evidence, title: str = "") -> None:
     form.lines(axes, data, _DISTANCES, by=["distance"], x="layer", y="share")
-    shares_by_layer(axes, evidence)
+    label_shares_by_layer(axes, evidence)
     axes.set_ylabel("share of the group's total (%)")
     legend(axes, columns=3, title=f"{title} neighbours by distance".strip())
 
@@ -75,22 +83,22 @@ def _offsets(evidence: Evidence, view: str) -> DataFrame:
     """
     table = rows_with(evidence.tables["offsets frobenius"], {"view": [view], "layer": _three_layers(evidence)})
     table = table.assign(share=table["share"].where(table["mean"].notna()))
-    shown = table.dropna()["offset"].clip(-REACH[view], REACH[view])
-    return table.loc[table["offset"].between(shown.min(), shown.max()), ["layer", "offset", "share"]]
+    offsets = table.dropna()["offset"].clip(-REACH[view], REACH[view])
+    return table.loc[table["offset"].between(offsets.min(), offsets.max()), ["layer", "offset", "share"]]
 
 
 @figure("fig3a", f"How much {_OWN}. {_NORM}", needs=("own frobenius",), shows=f"{', '.join(_BOX)} by layer")
 def own_contribution(evidence: Evidence) -> Drawing:
     """Quartiles and whiskers of the tokens' own contribution."""
     data = evidence.tables["own frobenius"].filter(["layer", *_BOX])
-    return Drawing(data, evidence.label, partial(form.sheet, partial(_own_boxes, data=data, evidence=evidence)))
+    return draw_panels(evidence, data, partial(_own_boxes, data=data, evidence=evidence))
 
 
 @figure("fig3b", f"Share {_OUTWEIGHED}. {_NORM}", needs=("own frobenius",), shows="outweighed by layer")
 def outweighed(evidence: Evidence) -> Drawing:
     """Share of tokens that are not their own largest contributor."""
     data = evidence.tables["own frobenius"].filter(["layer", "outweighed"])
-    return Drawing(data, evidence.label, partial(form.sheet, partial(_outweighed_bars, data=data, evidence=evidence)))
+    return draw_panels(evidence, data, partial(_outweighed_bars, data=data, evidence=evidence))
 
 
 def mixing(evidence: Evidence) -> Drawing:
@@ -98,7 +106,7 @@ def mixing(evidence: Evidence) -> Drawing:
     data = evidence.tables["own frobenius"].filter(["layer", *_BOX, "outweighed"])
     boxes = partial(_own_boxes, data=data, evidence=evidence, title="(a)")
     bars = partial(_outweighed_bars, data=data, evidence=evidence, title="(b)")
-    return Drawing(data, evidence.label, partial(form.sheet, boxes, bars, width=DOUBLE))
+    return draw_panels(evidence, data, boxes, bars, width=DOUBLE)
 
 
 @figure("fig4a", f"In {_GROUPS}. {_NORM}", needs=("groups frobenius",), shows="share by distance, layer")
@@ -106,14 +114,14 @@ def neighbour_groups(evidence: Evidence) -> Drawing:
     """Share of each layer in what neighbours at a distance contribute."""
     data = _groups(evidence)
     panel = partial(_group_lines, data=data, evidence=evidence)
-    return Drawing(data, evidence.label, partial(form.sheet, panel, height=2.8))
+    return draw_panels(evidence, data, panel, height=2.8)
 
 
 def relative_positions(evidence: Evidence, view: str, xlabel: str) -> Drawing:
     """Share of contribution by relative position."""
     data = _offsets(evidence, view)
     panel = partial(_offset_lines, data=data, evidence=evidence, xlabel=xlabel)
-    return Drawing(data, evidence.label, partial(form.sheet, panel, height=2.8))
+    return draw_panels(evidence, data, panel, height=2.8)
 
 
 def context(evidence: Evidence) -> Drawing:
@@ -123,7 +131,7 @@ def context(evidence: Evidence) -> Drawing:
     left = partial(_group_lines, data=groups, evidence=evidence, title="(a)")
     right = partial(_offset_lines, data=offsets, evidence=evidence, title="(b)")
     data = pd.concat([groups, offsets], ignore_index=True)
-    return Drawing(data, evidence.label, partial(form.sheet, left, right, width=DOUBLE, height=2.8))
+    return draw_panels(evidence, data, left, right, width=DOUBLE, height=2.8)
 
 
 for _name, _data in (("fig40", "cola"), ("fig42", "mnli")):
@@ -146,13 +154,13 @@ for _name, _data in (("fig41", "cola"), ("fig43", "mnli")):
 figure("fig4b", f"Contribution {_OFFSETS}. {_NORM}", needs=("offsets frobenius",), shows="share by layer, offset")(
     partial(relative_positions, view="offsets", xlabel=_RELATIVE)
 )
-for _name, _view, _centre, _words in (
+for _name, _view, _centre, _positions in (
     ("fig18a", "to_cls", "[CLS]", "the input's position in the text"),
     ("fig18b", "around_separator", "[SEP]", "the input's position relative to the first [SEP]"),
 ):
     figure(
         _name,
-        f"Contribution of the context to [CLS] by {_words}, in the first, middle and last layer. {_NORM}",
+        f"Contribution of the context to [CLS] by {_positions}, in the first, middle and last layer. {_NORM}",
         needs=("offsets frobenius",),
         shows="share by layer, offset",
         not_causal="so its first token sees only itself",
@@ -166,9 +174,9 @@ def token_history(evidence: Evidence, token: str, spellings: tuple[str, ...]) ->
     the model's tokenizer writes the sentence without such a token.
     """
     table = evidence.tables["sentence"]
-    spelt = table["output_token"].str.lstrip("Ġ▁").str.lower()
-    place = table.loc[spelt.isin(spellings), "output"].min()
-    history = table.loc[table["output"] == place, ["layer", "input", "input_token", "output", "contribution"]]
+    words = table["output_token"].str.lstrip("Ġ▁").str.lower()
+    position = table.loc[words.isin(spellings), "output"].min()
+    history = table.loc[table["output"] == position, ["layer", "input", "input_token", "output", "contribution"]]
     data = history.assign(own=history["input"] == history["output"])
     layers = range(1, evidence.subject.n_layers + 1)
 
@@ -177,12 +185,12 @@ def token_history(evidence: Evidence, token: str, spellings: tuple[str, ...]) ->
             return
         cells = data.pivot(index="layer", columns="input", values="contribution").to_numpy(float)
         inputs = data.drop_duplicates("input")
-        own = inputs["own"].tolist().index(True)
-        form.history(axes, form.History(cells, own, inputs["input_token"].tolist(), layers), layer_label=LAYER)
+        own_column = inputs["own"].tolist().index(True)
+        form.history(axes, form.History(cells, own_column, inputs["input_token"].tolist(), layers), layer_label=LAYER)
         axes.set_title(f"contribution to “{token}”, its own column framed", loc="left")
 
     label = label_of_text(evidence, "sentence of Appendix C.4", data["input"].nunique())
-    return Drawing(data, label, partial(form.sheet, panel, width=DOUBLE, height=1.6 + min(0.12 * len(layers), 3.0)))
+    return draw_panels(evidence, data, panel, width=DOUBLE, height=1.6 + min(0.12 * len(layers), 3.0), label=label)
 
 
 for _name, _token, _spellings, _not_causal in (
@@ -224,7 +232,7 @@ def parts_of_speech(evidence: Evidence, layer: int) -> Drawing:
         axes.set(xlabel="part of speech · number of tokens", ylabel=_OWN_SHARE)
         axes.set_title(f"layer {layer} (counted from 1)", loc="left")
 
-    return Drawing(data, label, partial(form.sheet, panel, width=DOUBLE, height=3.0))
+    return draw_panels(evidence, data, panel, width=DOUBLE, height=3.0, label=label)
 
 
 for _layer in range(1, 13):

@@ -5,6 +5,7 @@ A figure is one function: it takes the evidence, and returns its data, its label
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import matplotlib.figure
@@ -13,17 +14,15 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from identikit.paper.evidence import Evidence, Subject
-from identikit.plots.style import layer_axis, percent
+from identikit.plots.forms import Panel, sheet
+from identikit.plots.style import SINGLE, layer_axis, percent
 
 LAYER = "layer (counted from 1)"
 REPEATED = ("cola", "mnli", "mnli-500")  # a figure on these repeats one on MRPC, so no other dataset will do
 
 
 class Drawing(NamedTuple):
-    """A figure on some evidence.
-
-    `data` is exactly what is drawn, `label` stands under the figure beside its caption, and `sheet` draws it.
-    """
+    """A figure of one model: `data` is exactly what `sheet` draws, `label` stands under it beside its caption."""
 
     data: DataFrame
     label: str
@@ -57,8 +56,8 @@ class Figure:
         """Whether no other dataset will do."""
         return self.data in REPEATED
 
-    def missing(self, subject: Subject) -> str | None:
-        """Say why this model has no such figure, or nothing if it has."""
+    def why_not(self, subject: Subject) -> str | None:
+        """Return why this model cannot have the figure; None if it can."""
         if self.layer > subject.n_layers:
             return f"not applicable: {subject.model} has {subject.n_layers} layers"
         if subject.causal and self.not_causal:
@@ -89,24 +88,31 @@ class Figures(dict[str, Figure]):
         return add
 
 
-def rows_with(table: DataFrame, wanted: Mapping[str, Sequence[Hashable]]) -> DataFrame:
-    """Return the rows in which every named column has one of the values wanted."""
-    kept = [table[column].isin(list(values)) for column, values in wanted.items()]
-    return table.loc[np.logical_and.reduce(kept)].reset_index(drop=True)
+def draw_panels(
+    evidence: Evidence, data: DataFrame, *panels: Panel, label: str = "", width: float = SINGLE, height: float = 2.6
+) -> Drawing:
+    """Return a drawing of panels side by side; sizes in inches. Its label is that of the evidence by default."""
+    return Drawing(data, label or evidence.label, partial(sheet, *panels, width=width, height=height))
 
 
-def shares_by_layer(axes: Axes, evidence: Evidence, label: str = LAYER) -> None:
+def rows_with(table: DataFrame, values: Mapping[str, Sequence[Hashable]]) -> DataFrame:
+    """Return the rows in which every named column has one of its values."""
+    matches = [table[column].isin(list(allowed)) for column, allowed in values.items()]
+    return table.loc[np.logical_and.reduce(matches)].reset_index(drop=True)
+
+
+def label_shares_by_layer(axes: Axes, evidence: Evidence, label: str = LAYER) -> None:
     """Label axes that show shares in per cent by layer."""
     layer_axis(axes.xaxis, range(1, evidence.subject.n_layers + 1), label)
     percent(axes.yaxis)
 
 
-def hold(axes: Axes, least: float, most: float) -> None:
-    """Give the vertical axis room for numbers from `least` to `most`."""
-    room = 0.05 * (most - least)
-    axes.set_ylim(least - room, most + room)
+def make_room(axes: Axes, lowest: float, highest: float) -> None:
+    """Give the vertical axis room for numbers from `lowest` to `highest`."""
+    margin = 0.05 * (highest - lowest)
+    axes.set_ylim(lowest - margin, highest + margin)
 
 
-def label_of_text(evidence: Evidence, words: str, tokens: int) -> str:
+def label_of_text(evidence: Evidence, description: str, tokens: int) -> str:
     """Return the label of a figure that shows one text of the paper's own."""
-    return f"{evidence.subject.model} · {words} · n = 1 text, {tokens} tokens · seed {evidence.seed}"
+    return f"{evidence.subject.model} · {description} · n = 1 text, {tokens} tokens · seed {evidence.seed}"

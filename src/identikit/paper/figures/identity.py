@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from identikit.paper.evidence import Evidence
-from identikit.paper.figures.figure import Drawing, Figures, rows_with, shares_by_layer
+from identikit.paper.figures.figure import Drawing, Figures, draw_panels, label_shares_by_layer, rows_with
 from identikit.plots import forms as form
 from identikit.plots.style import BLUE, RED, Style, styles
 from identikit.plots.tokens import RATE, RATES, rate_lines
@@ -36,35 +36,35 @@ _NEIGHBOURS = {
     for step, marker, line in ((1, "o", "-"), (2, "s", "--"), (3, "^", ":"))
 }
 
-Wanted = Mapping[str, Sequence[Hashable]]
-_USUAL: Wanted = {"map": ("naive", "linear", "mlp"), "offset": (0,), "data_share": (1.0,), "split": ("test",)}
+ColumnValues = Mapping[str, Sequence[Hashable]]
+_USUAL: ColumnValues = {"map": ("naive", "linear", "mlp"), "offset": (0,), "data_share": (1.0,), "split": ("test",)}
 
 figure = Figures()
 
 
-def _mean_rates(table: DataFrame, by: list[str], wanted: Wanted) -> DataFrame:
-    """Average rates over folds, of the rows wanted; unless asked otherwise, on test data and of the token itself.
+def _mean_rates(table: DataFrame, by: list[str], values: ColumnValues) -> DataFrame:
+    """Average the rates with these column values over folds; by default on test data and of the token itself.
 
-    Beside a rate stand the ends of its 95 % confidence interval, `low` and `high` (NaN for one fold), how many `folds`
-    it is the mean of, and over how many `tokens` of a fold, on average.
+    Each has its 95 % confidence interval from `low` to `high` (NaN for one fold), its number of `folds`, and the mean
+    number of `tokens` in a fold.
     """
-    return mean_rates(rows_with(table, {**_USUAL, **wanted}), by)
+    return mean_rates(rows_with(table, {**_USUAL, **values}), by)
 
 
-def _own_layer(evidence: Evidence, table: str, by: list[str], wanted: Wanted) -> DataFrame:
+def _same_layer(evidence: Evidence, table: str, by: list[str], values: ColumnValues) -> DataFrame:
     """Average the rates of maps that are tested on the layer they were fitted to."""
-    return _mean_rates(evidence.tables[table].query("layer == test_layer"), by, wanted)
+    return _mean_rates(evidence.tables[table].query("layer == test_layer"), by, values)
 
 
 def _label(evidence: Evidence, data: DataFrame) -> str:
-    """Return the label, with the part of the texts that maps are tested on."""
+    """Return the label, with the number of folds and tokens that maps are tested on."""
     if data.empty:
         return evidence.label
     numbers = data["tokens"].round().astype(int)
     tokens = " to ".join(f"{number:,}" for number in dict.fromkeys((numbers.min(), numbers.max())))
     folds = max(data["folds"])
-    over = f"one fold of {tokens} tokens" if folds == 1 else f"{folds} folds of about {tokens} tokens"
-    return f"{evidence.label} · rates over {over}"
+    tested = f"one fold of {tokens} tokens" if folds == 1 else f"{folds} folds of about {tokens} tokens"
+    return f"{evidence.label} · rates over {tested}"
 
 
 def _drawing(evidence: Evidence, data: DataFrame, series: form.Styles, by: list[str], ylabel: str = RATE) -> Drawing:
@@ -73,14 +73,14 @@ def _drawing(evidence: Evidence, data: DataFrame, series: form.Styles, by: list[
     def panel(axes: Axes) -> None:
         rate_lines(axes, data, series, by=by)
         axes.set_ylabel(ylabel)
-        shares_by_layer(axes, evidence)
+        label_shares_by_layer(axes, evidence)
 
-    return Drawing(data, _label(evidence, data), partial(form.sheet, panel, height=2.9))
+    return draw_panels(evidence, data, panel, height=2.9, label=_label(evidence, data))
 
 
 def same_layer(evidence: Evidence, table: str) -> Drawing:
     """Rates of all maps and distances by layer."""
-    data = _own_layer(evidence, table, ["map", "distance", "layer"], {})
+    data = _same_layer(evidence, table, ["map", "distance", "layer"], {})
     return _drawing(evidence, data, RATES, ["map", "distance"])
 
 
@@ -105,15 +105,15 @@ figure(
 def across_layers(evidence: Evidence, map: str, distance: str) -> Drawing:
     """Rates of maps trained on the named layers and tested on all."""
     layers = list(evidence.subject.named_layers.values())
-    wanted: Wanted = {"map": [map], "distance": [distance], "layer": layers}
-    data = _mean_rates(evidence.tables["rates"], ["layer", "test_layer"], wanted)
+    values: ColumnValues = {"map": [map], "distance": [distance], "layer": layers}
+    data = _mean_rates(evidence.tables["rates"], ["layer", "test_layer"], values)
 
     def panel(axes: Axes) -> None:
         series = styles((layer, str(layer)) for layer in layers)
         rate_lines(axes, data, series, by=["layer"], x="test_layer", title="trained on layer")
-        shares_by_layer(axes, evidence, "tested on layer (counted from 1)")
+        label_shares_by_layer(axes, evidence, "tested on layer (counted from 1)")
 
-    return Drawing(data, _label(evidence, data), partial(form.sheet, panel, height=2.8))
+    return draw_panels(evidence, data, panel, height=2.8, label=_label(evidence, data))
 
 
 for _name, _map, _distance in (
@@ -138,18 +138,16 @@ for _name, _map, _distance in (
 )
 def generalisation(evidence: Evidence) -> Drawing:
     """Rates of learned maps on training and on test data."""
-    wanted = {"map": ("linear", "mlp"), "distance": ("l2",), "split": ("train", "test")}
-    data = _own_layer(evidence, "rates", ["map", "split", "layer"], wanted)
+    values = {"map": ("linear", "mlp"), "distance": ("l2",), "split": ("train", "test")}
+    data = _same_layer(evidence, "rates", ["map", "split", "layer"], values)
     return _drawing(evidence, data, _SPLITS, ["map", "split"])
 
 
 def before_and_after(evidence: Evidence) -> Drawing:
     """Naive rates across single layers, of the model and of its fine-tuned form."""
-    parts = []
-    for table, tuned in (("untuned", False), ("finetuned", True)):
-        rates = _own_layer(evidence, table, ["distance", "layer"], {"map": ["naive"]})
-        parts.append(rates.assign(finetuned=tuned))
-    data = pd.concat(parts, ignore_index=True)
+    before = _same_layer(evidence, "untuned", ["distance", "layer"], {"map": ["naive"]})
+    after = _same_layer(evidence, "finetuned", ["distance", "layer"], {"map": ["naive"]})
+    data = pd.concat([before.assign(finetuned=False), after.assign(finetuned=True)], ignore_index=True)
     return _drawing(evidence, data, _TUNED, ["distance", "finetuned"])
 
 
@@ -167,8 +165,8 @@ for _name, _data in (("fig12", "mrpc"), ("fig13", "cola")):
 def neighbours(evidence: Evidence, map: str, distance: str) -> Drawing:
     """Rates of the tokens around a hidden vector's own."""
     offsets = [offset for (offset,) in _NEIGHBOURS]
-    wanted = {"map": [map], "distance": [distance], "offset": offsets}
-    data = _own_layer(evidence, "neighbours", ["offset", "layer"], wanted)
+    values = {"map": [map], "distance": [distance], "offset": offsets}
+    data = _same_layer(evidence, "neighbours", ["offset", "layer"], values)
     return _drawing(evidence, data, _NEIGHBOURS, ["offset"], ylabel="neighbours recovered (%)")
 
 

@@ -8,15 +8,23 @@ from pandas import DataFrame
 
 from identikit.attention.certainty import WEIGHTS, head_means, mean_over_rows
 from identikit.paper.evidence import Evidence
-from identikit.paper.figures.figure import LAYER, Drawing, Figures, hold, rows_with, shares_by_layer
+from identikit.paper.figures.figure import (
+    LAYER,
+    Drawing,
+    Figures,
+    draw_panels,
+    label_shares_by_layer,
+    make_room,
+    rows_with,
+)
 from identikit.plots import forms as form
 from identikit.plots.certainty import GROUPS, certain_mass_by_length, mass_band, value_points
 from identikit.plots.style import BLACK, BLUE, DOUBLE, RED, Style, layer_axis, legend
 
 _POSSIBLE = "over all alternatives (attention with the same output)"
 _COLLAPSED = {
-    (which, quantity): Style(f"{words}, {label}", colour, marker, line)
-    for which, words, line in (("query-key", "Q·Kᵀ", "-"), ("value", "V·H", "--"))
+    (product, quantity): Style(f"{formula}, {label}", colour, marker, line)
+    for product, formula, line in (("query-key", "Q·Kᵀ", "-"), ("value", "V·H", "--"))
     for quantity, label, colour, marker in (
         ("float64", "float64", BLUE, "o"),
         ("float32", "float32", RED, "s"),
@@ -50,7 +58,7 @@ def certain_by_length(evidence: Evidence) -> Drawing:
     def panel(axes: Axes) -> None:
         certain_mass_by_length(data, evidence.subject.d_value, axes, correlation=data)
 
-    return Drawing(data, _label(evidence, data), partial(form.sheet, panel, height=2.9))
+    return draw_panels(evidence, data, panel, height=2.9, label=_label(evidence, data))
 
 
 @figure(
@@ -71,13 +79,13 @@ def mass_of_types(evidence: Evidence) -> Drawing:
 
     def panel(axes: Axes, group: str, letter: str) -> None:
         mass_band(axes, data.query("group == @group"))
-        shares_by_layer(axes, evidence)
-        hold(axes, data[list(WEIGHTS)].to_numpy().min(), max(data["upper"]))
+        label_shares_by_layer(axes, evidence)
+        make_room(axes, data[list(WEIGHTS)].to_numpy().min(), max(data["upper"]))
         legend(axes, columns=1, title=f"({letter}) to {GROUPS[group]}")
 
     groups = [name for name in GROUPS if name in set(data["group"])]
     panels = [partial(panel, group=group, letter=letter) for group, letter in zip(groups, "abc", strict=False)]
-    return Drawing(data, _label(evidence, data), partial(form.sheet, *panels, width=DOUBLE, height=2.9))
+    return draw_panels(evidence, data, *panels, width=DOUBLE, height=2.9, label=_label(evidence, data))
 
 
 @figure(
@@ -97,7 +105,7 @@ def sinks(evidence: Evidence) -> Drawing:
 
     def mass(axes: Axes) -> None:
         mass_band(axes, data)
-        shares_by_layer(axes, evidence)
+        label_shares_by_layer(axes, evidence)
         legend(axes, columns=3, title=f"(a) attention to {GROUPS[group]}")
 
     def values(axes: Axes) -> None:
@@ -105,7 +113,7 @@ def sinks(evidence: Evidence) -> Drawing:
         layer_axis(axes.xaxis, range(1, evidence.subject.n_layers + 1), LAYER)
         legend(axes, columns=2, title=f"(b) size of values of {GROUPS[group]}")
 
-    return Drawing(data, _label(evidence, data), partial(form.sheet, mass, values, width=DOUBLE))
+    return draw_panels(evidence, data, mass, values, width=DOUBLE, label=_label(evidence, data))
 
 
 @figure(
@@ -120,21 +128,20 @@ def collapse(evidence: Evidence) -> Drawing:
     """The largest relative error over layers, and the mean ratio of collapsed to factored, where it applies."""
     table = evidence.tables["collapse"].query("applies")
     table = table.assign(operations=table["operations_collapsed"] / table["operations_factored"])
-    parts = []
-    for panel, quantity, column, how in (
+    series = []
+    for panel, quantity, column, average in (
         ("a", "float64", "error_float64", "max"),
         ("a", "float32", "error_float32", "max"),
         ("a", "model", "error_model", "max"),
         ("b", "operations", "operations", "mean"),
         ("b", "time", "time_ratio", "mean"),
     ):
-        part = table.groupby(["product", "tokens"], as_index=False).agg(value=(column, how))
-        parts.append(part.assign(panel=panel, quantity=quantity))
-    data = pd.concat(parts, ignore_index=True)
+        values = table.groupby(["product", "tokens"], as_index=False).agg(value=(column, average))
+        series.append(values.assign(panel=panel, quantity=quantity))
+    data = pd.concat(series, ignore_index=True)
 
     def lines(axes: Axes, panel: str, ylabel: str) -> None:
-        chosen = data.query("panel == @panel")
-        form.lines(axes, chosen, _COLLAPSED, by=["product", "quantity"], x="tokens", y="value")
+        form.lines(axes, data.query("panel == @panel"), _COLLAPSED, by=["product", "quantity"], x="tokens", y="value")
         axes.set(xlabel="tokens in the text", ylabel=ylabel)
         axes.set_xticks(sorted(data["tokens"].unique()))
         legend(axes, columns=2, title=f"({panel})")
@@ -149,4 +156,4 @@ def collapse(evidence: Evidence) -> Drawing:
         axes.axhline(1, color=BLACK, linewidth=0.6)
 
     label = f"{evidence.subject.model} · made-up tokens · seed {evidence.seed}"
-    return Drawing(data, label, partial(form.sheet, errors, costs, width=DOUBLE))
+    return draw_panels(evidence, data, errors, costs, width=DOUBLE, label=label)
