@@ -24,10 +24,9 @@ def run(name, states, choice, settings, *, tasks=None, **options):
     """Run an experiment, perhaps with other tasks, and return its rates and trials as tables."""
     experiment = EXPERIMENTS[name]
     experiment = experiment if tasks is None else experiment._replace(tasks=tasks)
-    done = run_experiment(experiment, states, choice, settings, **options)
-    rates = pd.DataFrame(done.rates)
-    trials = pd.DataFrame([trial.row() for trial in done.trials])
-    return SimpleNamespace(rates=rates, trials=trials, maps=done.maps)
+    rates, fit = run_experiment(experiment, states, choice, settings, **options)
+    trials = pd.DataFrame([result.row() for result in fit.trials])
+    return SimpleNamespace(rates=pd.DataFrame(rates), trials=trials, maps=fit.maps)
 
 
 same_layer, across_layers, generalisation, previous_layer, neighbouring_tokens = (

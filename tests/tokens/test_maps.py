@@ -5,7 +5,7 @@ from safetensors.torch import save
 from identikit.errors import InputError
 from identikit.results.files import seal
 from identikit.tokens.experiments import fit_maps
-from identikit.tokens.maps import maps_of, sealed_maps
+from identikit.tokens.maps import read_maps, sealed_maps
 from identikit.tokens.protocol import MapChoice, Settings, Task
 from tests.tokens.constructed import states
 
@@ -14,7 +14,7 @@ def test_maps_come_back_from_disk_as_they_were():
     given = states(layers=2)
     settings = Settings(folds=2, epochs=1, hidden_size=5, learning_rates=(0.01,), seed=3)
     maps = fit_maps(given, MapChoice(), tasks=[Task(data_share=0.9)], settings=settings).maps
-    loaded = maps_of(sealed_maps(maps), "a file")
+    loaded = read_maps(sealed_maps(maps), "a file")
     assert len(loaded) == len(maps) == 4 * 2 * 2 * 2
     for first, second in zip(maps, loaded, strict=True):
         plain = [
@@ -32,4 +32,4 @@ def test_files_that_hold_no_maps_are_refused():
         (seal({}, {"format": "other"}), "its format is 'other'"),
     ):
         with pytest.raises(InputError, match=message):
-            maps_of(content, "a file")
+            read_maps(content, "a file")

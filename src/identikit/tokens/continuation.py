@@ -1,11 +1,11 @@
-"""Every token of the vocabulary in the place of one of a text's own: its hidden vectors, and which is nearest.
+"""Hidden vectors of every token of the vocabulary at a position of a text, and the search for the nearest.
 
 In a causal model the hidden vector at a position depends on the tokens before it only through their keys and values. So
 these are kept, and candidates for the position run as a batch of one-token texts whose attention is computed here, over
 the kept keys and each candidate's own. Nothing is copied per candidate, and the result is what a full run would give.
 
-Candidates come in chunks that fit in memory. Of each chunk only the two nearest remain, so the whole vocabulary is
-searched exactly and nothing of its size is kept.
+Candidates come in chunks that fit in memory, and only the two nearest are kept: the search covers the whole vocabulary
+exactly and holds nothing of its size.
 """
 
 import math
@@ -66,7 +66,7 @@ def ids_batch(ids: Int[Tensor, "batch n"], segments: Int[Tensor, "batch n"] | No
 
 @dataclass(frozen=True, eq=False)
 class Continuations:
-    """One text of a causal model, run once; `at` tries other tokens at any of its positions.
+    """One text of a causal model, run once; `at` prepares a position for other tokens.
 
     - `batch`: the text, without padding; `trace`: its run; `calls`: its attention, layer by layer
     """
@@ -85,23 +85,42 @@ class Continuations:
         trace = model.trace(batch, calls.append)
         return cls(model, batch, trace, tuple(calls))
 
-    def at(self, place: int, *, depth: int) -> "Position":
-        """Return the position, ready for candidates in its place, once its own token has been shown to come out."""
-        position = Position(self, place, depth, {})
-        position.before.update({call.layer: position.keys_before(call) for call in self.calls if call.layer < depth})
+    def at(self, index: int, *, depth: int) -> "Position":
+        """Return the position, once its true token, tried as a candidate, has given the text's own hidden vectors."""
+        before = {call.layer: self._before(index, call) for call in self.calls if call.layer < depth}
+        position = Position(self, index, depth, before)
         ids = self.batch.ids
         assert ids is not None
-        allowed = max(_TOLERANCE[self.model.dtype], PACKED_TOLERANCE if self.model.packed else 0.0)
-        for layer, (hidden,) in enumerate(position.hidden(ids[0, place : place + 1].to(self.model.device))):
-            expected = self.trace.hidden[layer][0, place].double()
-            off = float((hidden.double() - expected).norm() / expected.norm().clamp(min=1e-30))
-            if not off <= allowed:
+        tolerance = max(_TOLERANCE[self.model.dtype], PACKED_TOLERANCE if self.model.packed else 0.0)
+        for layer, (hidden,) in enumerate(position.hidden(ids[0, index : index + 1].to(self.model.device))):
+            expected = self.trace.hidden[layer][0, index].double()
+            error = float((hidden.double() - expected).norm() / expected.norm().clamp(min=1e-30))
+            if not error <= tolerance:
                 raise ModelError(
-                    f"Inverting {self.model.name}: a token tried alone at position {place} differs from the same token "
-                    f"in the whole text by {off:.1e} of its norm in layer {layer} (allowed: {allowed:.0e}). Its blocks "
-                    "depend on more than keys, values and the position, so candidates cannot be tried."
+                    f"Inverting {self.model.name}: a token tried alone at position {index} differs from the same token "
+                    f"in the whole text by {error:.1e} of its norm in layer {layer} (allowed: {tolerance:.0e}). Its "
+                    "blocks depend on more than keys, values and the position, so candidates cannot be tried."
                 )
         return position
+
+    def _before(self, index: int, call: AttentionCall) -> "_Before":
+        """Return what a layer's attention finds before a position, or refuse the model."""
+        visible = call.visible(slice(index, index + 1))[0, :, 0]
+        reason = ""
+        if call.bias_keys is not None:
+            reason = f"the scores of layer {call.layer} have a term that depends on the query and is not kept with keys"
+        elif visible[:, index + 1 :].any():
+            reason = f"position {index} sees later positions in layer {call.layer}"
+        if reason:
+            raise InputError(
+                f"Inverting {self.model.name}: {reason}, so candidates cannot be tried one by one. Use another causal "
+                "model."
+            )
+        dtype = torch.promote_types(call.query.dtype, torch.float32)
+        bias = None if call.bias is None else call.bias[0, :, index, : index + 1].to(dtype)
+        keys = call.key[0, :, :index].to(dtype)
+        values = call.value[0, :, :index].to(dtype)
+        return _Before(keys, values, visible[:, : index + 1], bias)
 
 
 @dataclass(frozen=True)
@@ -116,38 +135,20 @@ class _Before:
 
 @dataclass(frozen=True, eq=False)
 class Position:
-    """One position of a text that was run, and its first `depth` blocks, each with what is `before` the position."""
+    """A position of a text, with what the attention of its first `depth` blocks finds `before` it, by layer."""
 
     text: Continuations
-    place: int
+    index: int
     depth: int
     before: dict[int, _Before]
 
-    def keys_before(self, call: AttentionCall) -> _Before:
-        """Return a layer's keys and values before the position."""
-        i = self.place
-        visible = call.visible(slice(i, i + 1))[0, :, 0]
-        reason = ""
-        if call.bias_keys is not None:
-            reason = f"the scores of layer {call.layer} have a term that depends on the query and is not kept with keys"
-        elif visible[:, i + 1 :].any():
-            reason = f"position {i} sees later positions in layer {call.layer}"
-        if reason:
-            raise InputError(
-                f"Inverting {self.text.model.name}: {reason}, so candidates cannot be tried one by one. Use another "
-                "causal model."
-            )
-        dtype = torch.promote_types(call.query.dtype, torch.float32)
-        bias = None if call.bias is None else call.bias[0, :, i, : i + 1].to(dtype)
-        return _Before(call.key[0, :, :i].to(dtype), call.value[0, :, :i].to(dtype), visible[:, : i + 1], bias)
-
     def hidden(self, ids: Int[Tensor, " candidate"]) -> tuple[Float[Tensor, "candidate d"], ...]:
-        """Return what each of the blocks would make of each candidate at this position."""
+        """Return the hidden vectors of each candidate at this position, block by block."""
         segments = self.text.batch.segments
         if segments is not None:
-            segments = segments[:, self.place].to(ids.device).expand(len(ids))[:, None]
+            segments = segments[:, self.index].to(ids.device).expand(len(ids))[:, None]
         batch = ids_batch(ids[:, None], segments)
-        return run_at_position(self.text.model, batch, self.place, self._attend, depth=self.depth)
+        return run_at_position(self.text.model, batch, self.index, self._attend, depth=self.depth)
 
     def _attend(self, call: AttentionCall) -> Float[Tensor, "candidate head 1 d_v"]:
         r"""Return the head output of each candidate's query over the keys before it and its own.
@@ -164,8 +165,8 @@ class Position:
         key = call.key[:, :, 0].to(dtype)
         value = call.value[:, :, 0].to(dtype)
         past = torch.einsum("chgd,hjd->chgj", query, before.key)
-        itself = torch.einsum("chgd,chd->chg", query, key)
-        scores = torch.cat([past, itself[..., None]], dim=-1).flatten(1, 2) * call.scaling
+        present = torch.einsum("chgd,chd->chg", query, key)
+        scores = torch.cat([past, present[..., None]], dim=-1).flatten(1, 2) * call.scaling
         if call.softcap is not None:
             scores = torch.tanh(scores / call.softcap) * call.softcap
         if before.bias is not None:
@@ -174,8 +175,8 @@ class Position:
         if call.sink is not None:
             scores = torch.cat([scores, call.sink.to(scores)[:, None].expand(*scores.shape[:2], 1)], dim=-1)
         weights = torch.softmax(scores, dim=-1).unflatten(1, (-1, call.groups))
-        output = torch.einsum("chgj,hjd->chgd", weights[..., : self.place], before.value)
-        output = output + weights[..., self.place, None] * value[:, :, None]
+        output = torch.einsum("chgj,hjd->chgd", weights[..., : self.index], before.value)
+        output = output + weights[..., self.index, None] * value[:, :, None]
         return output.flatten(1, 2)[:, :, None].to(call.query.dtype)
 
 
@@ -183,21 +184,21 @@ class Position:
 
 
 class Vocabulary(NamedTuple):
-    """The candidates: one id for each distinct embedding. `of[id]` is the place among them of any id."""
+    """The candidates: one id for each distinct embedding; `candidate_of` maps any id to its candidate's index."""
 
     ids: Int[Tensor, " candidate"]
-    of: Int[Tensor, " token"]
+    candidate_of: Int[Tensor, " token"]
 
 
 class Aims(NamedTuple):
-    """What is looked for at one position, or at all: hidden vectors, each of a layer."""
+    """The hidden vectors that are searched for at one position or at all, each of a layer."""
 
     layers: tuple[int, ...]
     vectors: Float[Tensor, "aim *n d"]
 
 
-class Found(NamedTuple):
-    """What the search found for each aim: token ids, and distances relative to the norm of what was looked for.
+class SearchResult(NamedTuple):
+    """The result of a search for each aim: token ids, and distances relative to the norm of the aim.
 
     - `winner`, `runner_up`: the nearest token and the second, with their distances
     - `own_distance`: that of the true token; NaN where it is not known
@@ -210,9 +211,9 @@ class Found(NamedTuple):
     own_distance: Float[Tensor, "*aim"]
 
     @classmethod
-    def beside(cls, several: Sequence["Found"]) -> "Found":
-        """Put several together along a new last axis."""
-        return cls(*(torch.stack(field, -1) for field in zip(*several, strict=True)))
+    def stack(cls, results: Sequence["SearchResult"]) -> "SearchResult":
+        """Stack results along a new last axis."""
+        return cls(*(torch.stack(field, -1) for field in zip(*results, strict=True)))
 
 
 def vocabulary(model: Model) -> Vocabulary:
@@ -229,14 +230,14 @@ def vocabulary(model: Model) -> Vocabulary:
     _, kind = torch.unique(hashes, return_inverse=True)
     first = torch.full((int(kind.max()) + 1,), len(kind)).scatter_reduce(0, kind, torch.arange(len(kind)), "amin")
     ids = first.sort().values
-    place = torch.empty_like(first)
-    place[kind[ids]] = torch.arange(len(ids))
-    return Vocabulary(ids, place[kind])
+    index = torch.empty_like(first)
+    index[kind[ids]] = torch.arange(len(ids))
+    return Vocabulary(ids, index[kind])
 
 
 def search(
     position: Position, aims: Aims, candidates: Vocabulary, *, token: int | None, distance: str, tick: Tick
-) -> Found:
+) -> SearchResult:
     """Find the two candidates nearest to each aim, and how far the true `token` is.
 
     Distances are computed in float32 or wider, whatever the model computes in.
@@ -244,11 +245,11 @@ def search(
     device = aims.vectors.device
     norms = torch.linalg.vector_norm(aims.vectors, dim=-1).clamp(min=1e-30)
     scale = norms if distance == "l2" else torch.ones_like(norms)  # the cosine distance has no scale
-    near = torch.full((len(aims.layers), 2), torch.inf, dtype=aims.vectors.dtype, device=device)
-    places = torch.zeros(near.shape, dtype=torch.long, device=device)
-    true = torch.full((len(near),), torch.nan, dtype=near.dtype, device=device)
-    target = None if token is None else int(candidates.of[token])
-    step = chunk_size(position.text.model, position.place, position.depth)
+    nearest = torch.full((len(aims.layers), 2), torch.inf, dtype=aims.vectors.dtype, device=device)
+    nearest_index = torch.zeros(nearest.shape, dtype=torch.long, device=device)
+    true_distance = torch.full((len(nearest),), torch.nan, dtype=nearest.dtype, device=device)
+    target = None if token is None else int(candidates.candidate_of[token])
+    step = chunk_size(position.text.model, position.index, position.depth)
     for start in range(0, len(candidates.ids), step):
         ids = candidates.ids[start : start + step].to(device)
         hidden = position.hidden(ids)
@@ -258,29 +259,29 @@ def search(
             if layer not in wide:
                 wide = {layer: hidden[layer].to(vector.dtype)}  # aims of one layer come together
             distances.append(paired_distance(wide[layer], vector.expand_as(wide[layer]), distance))
-        measured = torch.stack(distances) / scale[:, None]
+        relative = torch.stack(distances) / scale[:, None]
         if target is not None and start <= target < start + len(ids):
-            true = measured[:, target - start]
-        here = torch.arange(start, start + len(ids), device=device).expand(measured.shape)
-        near, order = torch.cat([near, measured], 1).topk(2, largest=False)
-        places = torch.cat([places, here], 1).gather(1, order)
+            true_distance = relative[:, target - start]
+        index = torch.arange(start, start + len(ids), device=device).expand(relative.shape)
+        nearest, order = torch.cat([nearest, relative], 1).topk(2, largest=False)
+        nearest_index = torch.cat([nearest_index, index], 1).gather(1, order)
         tick(len(ids))
-    ids = candidates.ids.to(device)[places].cpu()
-    near = near.cpu()
-    return Found(ids[:, 0], ids[:, 1], near[:, 0], near[:, 1], true.cpu())
+    ids = candidates.ids.to(device)[nearest_index].cpu()
+    nearest = nearest.cpu()
+    return SearchResult(ids[:, 0], ids[:, 1], nearest[:, 0], nearest[:, 1], true_distance.cpu())
 
 
 def chunk_size(model: Model, before: int, depth: int) -> int:
-    """Return how many candidates to try at once: as many as fit in part of the memory that is free."""
+    """Return how many candidates to try at once: as many as fit in a part of the free memory."""
     widest = max(max(shape[-2:]) for shape in matrix_shapes(model.blocks[0]))
     numbers = (depth + 12) * model.d_model + 4 * widest + 8 * model.n_heads * (before + 1)
-    each = numbers * max(4, model.dtype.itemsize)
-    room = min(free_bytes(model.device) // 4, _CHUNK_BYTES.get(model.device.type, 1 << 28))
-    return max(1, room // each)
+    bytes_per_candidate = numbers * max(4, model.dtype.itemsize)
+    memory = min(free_bytes(model.device) // 4, _CHUNK_BYTES.get(model.device.type, 1 << 28))
+    return max(1, memory // bytes_per_candidate)
 
 
 def expected_seconds(model: Model, candidates: int, positions: int, depth: int) -> float:
-    """Return about how long a search takes here."""
+    """Estimate how long a search takes on this machine."""
     weights = sum(math.prod(shape) for block in model.blocks[:depth] for shape in matrix_shapes(block))
     operations = 2.0 * 2 * weights * candidates * positions
     if operations < LONG_SECONDS * 1e9:  # any machine does that in time

@@ -86,8 +86,8 @@ class IdentifiabilityJob:
         settings = replace(self.settings, device=str(model.device))
         with product_precision(self.precision):
             states = self.states.of(model, self.progress)
-            measured = run_experiment(self.experiment, states, choice, settings, self.progress)
-        return plain([rate._asdict() for rate in measured.rates])
+            rates, _ = run_experiment(self.experiment, states, choice, settings, self.progress)
+        return plain([rate._asdict() for rate in rates])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"progress": silent}  # a bar stays in its process
@@ -99,8 +99,8 @@ def identifiability_rates(model: Model, texts: list[Text], run: Run, options: Id
     settings = Settings(folds=options.folds, seed=options.seed)
     job = IdentifiabilityJob(states, EXPERIMENTS[options.experiment], options.distances, settings)
     parts = {f"{kind}-{layer}": (kind, (layer,)) for kind in options.maps for layer in range(model.n_layers)}
-    found = run.parts(model, job, parts, what="maps", before=lambda: states.of(model, run.progress))
-    rows = [restored_row(row) for part in found for row in part]
+    rows_by_part = run.parts(model, job, parts, what="maps", before=lambda: states.of(model, run.progress))
+    rows = [restored_row(row) for rows in rows_by_part for row in rows]
     return [Rate(**row)._replace(model=model.name) for row in rows]  # it may have been renamed since a part was kept
 
 
@@ -113,8 +113,9 @@ def identifiability_tables(
     """
     texts = list(texts)
     fit = identifiability_result(identifiability_rates(model, texts, run, options), model.provenance(""))
-    read = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
-    tables = {"texts": texts_table(texts, [len(one) for one in read]), "rates": fit.rates, "summary": fit.summary}
+    encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
+    lengths = [len(text) for text in encoded]
+    tables = {"texts": texts_table(texts, lengths), "rates": fit.rates, "summary": fit.summary}
     write_tables(run.store, tables, TOKENS)
     return tables
 
@@ -132,7 +133,7 @@ class InversionJob:
     options: InversionOptions
     what = "inversion, tokens"
     stored = _STORED
-    _made: dict[str, Inversion] = field(default_factory=dict, compare=False, repr=False)
+    _inversions: dict[str, Inversion] = field(default_factory=dict, compare=False, repr=False)
 
     def cost(self, length: int) -> float:
         """Return the number of tokens; each is searched for in the whole vocabulary."""
@@ -143,24 +144,25 @@ class InversionJob:
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_made": {}}  # not sent to other processes
+        return self.__dict__ | {"_inversions": {}}  # not sent to other processes
 
     def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
-        """Return what was found: arrays (position, aim), with the noises of a layer one after another."""
-        if model.fingerprint not in self._made:
-            self._made[model.fingerprint] = Inversion.of(model, self.options, steps=0, depth=model.n_layers)
-        inversion = self._made[model.fingerprint]
+        """Return arrays (position, aim), with the noises of a layer one after another."""
+        if model.fingerprint not in self._inversions:
+            self._inversions[model.fingerprint] = Inversion.of(model, self.options, steps=0, depth=model.n_layers)
+        inversion = self._inversions[model.fingerprint]
         (reading,) = prepare_texts(model, task, truncate=self.options.truncate, max_tokens=self.options.max_tokens)
         n = len(reading.tokens)
-        done = 0.0
+        tokens = 0.0
 
         def tick(count: float | int) -> None:
-            nonlocal done
-            done += count / len(inversion.candidates.ids)
-            progress("", int(done + 1e-6), n)
+            nonlocal tokens
+            tokens += count / len(inversion.candidates.ids)
+            progress("", int(tokens + 1e-6), n)
 
         sought = inversion.sought(reading, tuple(range(model.n_layers)), tuple(range(n)))
-        return {name: array.mT for name, array in replace(inversion, tick=tick).found(sought).items()}
+        arrays = replace(inversion, tick=tick).arrays(sought)
+        return {name: array.mT for name, array in arrays.items()}
 
 
 def inversion_tables(
@@ -172,10 +174,10 @@ def inversion_tables(
     """
     texts = list(texts)
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)
-    found = inverted(model, texts, run, options)
-    tokens = _token_table(model, encoded, found, options.noises)
+    numbers = inverted(model, texts, run, options)
+    tokens = _token_table(model, encoded, numbers, options.noises)
     tables = {
-        "texts": texts_table(texts, [len(one) for one in encoded]),
+        "texts": texts_table(texts, [len(text) for text in encoded]),
         "inversion": _summary(tokens, ["layer", "noise"]),
         "positions": _summary(tokens, ["layer", "noise", "position"]),
         "tokens": tokens,
@@ -185,7 +187,7 @@ def inversion_tables(
 
 
 def inverted(model: Model, texts: list[Text], run: Run, options: InversionOptions) -> Numbers:
-    """Return what was found, with a row per token of all texts."""
+    """Invert every token of all texts; return the numbers with a row per token."""
     check_continues(model)
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)
 
@@ -196,25 +198,27 @@ def inverted(model: Model, texts: list[Text], run: Run, options: InversionOption
 
 
 def _token_table(
-    model: Model, encoded: list[EncodedText], found: Numbers, noises: tuple[float | int, ...]
+    model: Model, encoded: list[EncodedText], numbers: Numbers, noises: tuple[float | int, ...]
 ) -> "DataFrame":
     from pandas import DataFrame, MultiIndex, concat
 
-    parts = []
-    first = 0
-    for number, one in enumerate(encoded):
-        places = [[number], range(model.n_layers), [float(noise) for noise in noises], range(len(one))]
-        index = MultiIndex.from_product(places, names=["text", "layer", "noise", "position"])
-        rows = slice(first, first + len(one))
-        columns: dict[str, Any] = {name: array[rows].mT.flatten().numpy() for name, array in found.items()}
-        first = rows.stop
-        parts.append(DataFrame({"token": one.tokens * (len(index) // len(one)), **columns}, index).reset_index())
-    table: Any = concat(parts, ignore_index=True)
+    names = ["text", "layer", "noise", "position"]
+    frames = []
+    start = 0
+    for number, text in enumerate(encoded):
+        values = [[number], range(model.n_layers), [float(noise) for noise in noises], range(len(text))]
+        index = MultiIndex.from_product(values, names=names)
+        rows = slice(start, start + len(text))
+        columns: dict[str, Any] = {name: array[rows].mT.flatten().numpy() for name, array in numbers.items()}
+        tokens = text.tokens * (len(index) // len(text))
+        frames.append(DataFrame({"token": tokens, **columns}, index).reset_index())
+        start = rows.stop
+    table: Any = concat(frames, ignore_index=True)
     words = token_words(model, {*table["winner"].tolist(), *table["runner_up"].tolist()})
     for name in ("winner", "runner_up"):
-        table[f"{name}_token"] = [words[str(one)] for one in table[name]]
-    measured = table.select_dtypes("floating").columns
-    return table.astype(dict.fromkeys(measured, float))[[*INVERSION["tokens"].columns]]
+        table[f"{name}_token"] = [words[str(token)] for token in table[name]]
+    reals = table.select_dtypes("floating").columns
+    return table.astype(dict.fromkeys(reals, float))[[*INVERSION["tokens"].columns]]
 
 
 def _summary(tokens: "DataFrame", by: list[str]) -> "DataFrame":

@@ -1,7 +1,4 @@
-"""The paper's experiments on token identifiability: maps are fitted, and the tokens that they recover are counted.
-
-Tables of several models or datasets are put side by side with `pandas.concat`.
-"""
+"""The paper's experiments on token identifiability: maps are fitted, and the tokens that they recover are counted."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -17,7 +14,7 @@ from identikit.tokens.maps import FittedMap
 from identikit.tokens.protocol import MapChoice, Settings, Task, fold_split, sentence_blocks
 from identikit.tokens.ridge import fit_ridge
 from identikit.tokens.states import HiddenStates
-from identikit.tokens.train import Grid, Member, Trial, train_grid
+from identikit.tokens.train import Fit, Trial, train_maps
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,9 +25,10 @@ SHARES = (0.5, 0.8, 0.9, 1.0)  # of the training data (Appendix B.2)
 
 
 class Experiment(NamedTuple):
-    """What maps are fitted for, and where they are tested: on which parts of the data, and on which layers.
+    """What maps are fitted for, and where they are tested.
 
-    That is their own layer or, if `on_all_layers`, every other one too, but there only on the test sentences.
+    - `tasks`: what they are fitted for; `splits`: the parts of the data on which they are tested
+    - `on_all_layers`: test them on every layer, on others than their own only on the test sentences
     """
 
     tasks: tuple[Task, ...] = (Task(),)
@@ -45,7 +43,7 @@ EXPERIMENTS = {
     "previous layer": Experiment((Task(target="previous"),)),
     "neighbours": Experiment(tuple(Task(offset=offset) for offset in (-3, -2, -1, 1, 2, 3))),
 }
-"""Every experiment by the name that users call it; `token_identifiability` says what each is for."""
+"""The experiments by their public names; `token_identifiability` says what each is for."""
 
 
 class Rate(NamedTuple):
@@ -73,67 +71,56 @@ class Rate(NamedTuple):
     n_tokens: int
 
 
-class Measured(NamedTuple):
-    """What an experiment gives: rates, the trials of learning rates, and the fitted maps."""
-
-    rates: list[Rate]
-    trials: list[Trial]
-    maps: tuple[FittedMap, ...]
-
-
 def run_experiment(
     experiment: Experiment, states: HiddenStates, choice: MapChoice, settings: Settings, progress: Progress = silent
-) -> Measured:
-    """Fit maps, and count the tokens that they recover."""
+) -> tuple[list[Rate], Fit]:
+    """Fit maps, and count the tokens that they recover; return the rates and the fit."""
     tasks = experiment.tasks
-    grid = fit_maps(states, choice, tasks=tasks, settings=settings, progress=progress)
+    fit = fit_maps(states, choice, tasks=tasks, settings=settings, progress=progress)
     layers = range(states.n_layers) if experiment.on_all_layers else None
     rates = measure(
-        states, grid.maps, test_layers=layers, splits=experiment.splits, device=settings.device, progress=progress
+        states, fit.maps, test_layers=layers, splits=experiment.splits, device=settings.device, progress=progress
     )
     rates.sort(key=lambda rate: tasks.index(Task(rate.target, rate.offset, rate.data_share)))
     rates.sort(key=lambda rate: experiment.splits.index(rate.split))
-    return Measured(rates, grid.trials, tuple(grid.maps))
+    return rates, fit
 
 
 def fit_maps(
     states: HiddenStates, choice: MapChoice, *, tasks: Sequence[Task], settings: Settings, progress: Progress = silent
-) -> Grid:
-    """Fit the maps for all tasks, layers, folds and distances, and list how each training went.
+) -> Fit:
+    """Fit the maps for all tasks, layers, folds and distances.
 
-    Linear maps and MLPs of all tasks, layers, folds, learning rates and distances train together: several tasks at once
-    are faster than one after another, and give the same maps. Ridge maps are solved; naive maps have nothing to fit.
-    Maps and trials come in the order of the tasks.
+    Linear maps and MLPs all train together, which is faster than one task after another and gives the same maps. Ridge
+    maps are solved; naive maps have nothing to fit. Maps and trials come in the order of the tasks.
     """
     tasks = tuple(dict.fromkeys(tasks))
     layers = tuple(range(states.n_layers)) if choice.layers is None else choice.layers
     for task in tasks:
-        _refuse_what_cannot_be_fitted(states, task, layers if "naive" in choice.maps else (), settings)
+        _refuse_impossible_fits(states, task, layers if "naive" in choice.maps else (), settings)
     folds = range(settings.folds)
     fitted: list[FittedMap] = []
     if "naive" in choice.maps:
         for cell in product(choice.distances, layers, folds, tasks):
             fitted.append(FittedMap("naive", *cell, settings.seed, {}))
-    trained = [name for name in ("linear", "mlp") if name in choice.maps]
-    cells = product(tasks, trained, choice.distances, layers, folds, settings.learning_rates)
-    members = [Member(name, distance, layer, fold, task, rate) for task, name, distance, layer, fold, rate in cells]
-    grid = train_grid(states, members, settings=settings, progress=progress)
-    fitted += grid.maps
+    learned = [name for name in ("linear", "mlp") if name in choice.maps]
+    cells = product(tasks, learned, choice.distances, layers, folds, settings.learning_rates)
+    trials = [Trial(name, distance, layer, fold, task, rate) for task, name, distance, layer, fold, rate in cells]
+    trained = train_maps(states, trials, settings=settings, progress=progress)
+    fitted += trained.maps
     if "ridge" in choice.maps:
         for task in tasks:
             fitted += fit_ridge(states, layers, choice.distances, task=task, settings=settings, progress=progress)
-    return Grid(maps=sorted(fitted, key=lambda each: tasks.index(each.task)), trials=grid.trials)
+    return Fit(sorted(fitted, key=lambda fitted_map: tasks.index(fitted_map.task)), trained.trials)
 
 
-def _refuse_what_cannot_be_fitted(
-    states: HiddenStates, task: Task, naive_layers: Sequence[int], settings: Settings
-) -> None:
+def _refuse_impossible_fits(states: HiddenStates, task: Task, naive_layers: Sequence[int], settings: Settings) -> None:
     """Refuse texts too short to have neighbours, and the naive map between vectors of different widths."""
     blocks = sentence_blocks(states.n_sentences, seed=settings.seed)
     lengths = states.lengths.cpu()
     for fold in range(settings.folds):
-        for name, part in fold_split(blocks, fold, data_share=task.data_share)._asdict().items():
-            if int(lengths[part].max()) <= abs(task.offset):
+        for name, sentences in fold_split(blocks, fold, data_share=task.data_share)._asdict().items():
+            if int(lengths[sentences].max()) <= abs(task.offset):
                 raise InputError(
                     f"Recovering neighbours at offset {task.offset}: no {name} text of fold {fold} has more than "
                     f"{abs(task.offset)} tokens. Give longer texts or a smaller offset."
@@ -162,25 +149,25 @@ def measure(
     Each map is tested on the layer it was fitted to, or on all `test_layers` (Fig. 2b). `splits` are any of "train",
     "validation" and "test"; on other layers than a map's own only the last.
     """
-    where = torch.device(device) if device else states.inputs.device
+    test_device = torch.device(device or states.inputs.device)
     layers = sorted({fitted.layer for fitted in maps}) if test_layers is None else list(test_layers)
     rates = []
-    for place, layer in enumerate(layers):
-        hidden = states.layer(layer, device=where)
+    for number, layer in enumerate(layers, start=1):
+        hidden = states.layer(layer, device=test_device)
         candidates: dict[str, tuple[Tensor, Tensor]] = {}  # by target: vectors, and which of them are equal
         for fitted in maps:
             if test_layers is None and fitted.layer != layer:
                 continue
             target = fitted.task.target
             if target not in candidates:
-                vectors = states.targets(fitted.task, layer, device=where)
+                vectors = states.targets(fitted.task, layer, device=test_device)
                 candidates[target] = vectors, number_distinct(vectors)
             for split in splits:
                 if split != "test" and layer != fitted.layer:
                     continue
-                found = _rate(states, fitted, split, hidden, *candidates[target])
-                rates.append(found._replace(test_layer=layer))
-        progress("looking tokens up", place + 1, len(layers))
+                rate = _rate(states, fitted, split, hidden, *candidates[target])
+                rates.append(rate._replace(test_layer=layer))
+        progress("looking tokens up", number, len(layers))
     return rates
 
 
@@ -228,7 +215,7 @@ def _rate(
 
 
 def recover(states: HiddenStates, maps: Sequence[FittedMap], *, map: str, distance: str) -> dict[int, Nearest]:
-    """Read one sentence with the first fold's maps of a kind: by layer, what is nearest to where each token is mapped.
+    """Return for each layer what is nearest to each mapped token of one sentence, with maps of the first fold.
 
     `states` holds only that sentence. One that the maps were trained on looks better than a new one would.
     """

@@ -1,4 +1,4 @@
-"""Learning to recover input tokens from hidden vectors, and reading one text with maps that were learned."""
+"""Learning to recover input tokens from hidden vectors, and reading one text with the learned maps."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from identikit.results.source import StoredArrays
 from identikit.texts.text import Text, is_text_list
 from identikit.tokens.experiments import EXPERIMENTS, fit_maps, recover, run_experiment
 from identikit.tokens.invert import invert as invert_text
-from identikit.tokens.maps import FittedMap, maps_of, sealed_maps
+from identikit.tokens.maps import FittedMap, read_maps, sealed_maps
 from identikit.tokens.protocol import MAPS, MapChoice, Settings, Task
 from identikit.tokens.result import IdentityMap, TokenIdentifiability, identifiability_result
 from identikit.tokens.saved import saved_states
@@ -77,7 +77,7 @@ def token_identifiability(
         raise InputError(
             f"settings={shortened(settings)} cannot be used: expected identikit.tokens.protocol.Settings(…)."
         )
-    settings = settings.with_own_numbers()
+    settings = settings.with_python_numbers()
     about = {"experiment": experiment, "folds": settings.folds, "seed": settings.seed}
     if states is not None:
         if model is not None or texts is not None or truncate or max_tokens is not None:
@@ -92,9 +92,9 @@ def token_identifiability(
         vectors = hidden_states(model, texts, truncate=truncate, max_tokens=max_tokens, progress=progress)
         provenance = model.provenance(json.dumps(model.provenance_texts(texts), default=str), **about, texts=len(texts))
     choice = MapChoice(maps=maps, distances=distances, layers=layers)
-    measured = run_experiment(EXPERIMENTS[experiment], vectors, choice, settings, progress)
-    trials = tuple(trial.row() for trial in measured.trials)
-    return identifiability_result(measured.rates, provenance, maps=measured.maps, trials=trials, model=model)
+    rates, fit = run_experiment(EXPERIMENTS[experiment], vectors, choice, settings, progress)
+    trials = [trial.row() for trial in fit.trials]
+    return identifiability_result(rates, provenance, maps=fit.maps, trials=trials, model=model)
 
 
 @standard_torch_state()
@@ -125,7 +125,7 @@ def identity_of_text(
 def identity_of(
     reading: TextRun, maps: Sequence[FittedMap], *, map: str | None = None, distance: str | None = None
 ) -> IdentityMap:
-    """Read a text that was run already with fitted maps."""
+    """Read one encoded text with fitted maps."""
     own_input = [fitted for fitted in maps if fitted.task == Task()]
     if map is None:
         kinds = {fitted.map for fitted in own_input}
@@ -150,7 +150,7 @@ def identity_of(
 
 
 class CachedMaps(NamedTuple):
-    """Maps that were fitted to texts, and which share of the texts' tokens the tokenizer does not know."""
+    """Maps that were fitted to texts, and the share of the texts' tokens that the tokenizer does not know."""
 
     maps: list[FittedMap]
     unknown: float
@@ -159,15 +159,15 @@ class CachedMaps(NamedTuple):
 def cached_maps(model: Model, texts: list[Text], *, progress: Progress = silent) -> CachedMaps:
     """Return ridge maps for all layers, fitted to texts once and then kept in the cache folder.
 
-    The folder is `$IDENTIKIT_CACHE`, or `identikit` in the user's cache folder; a file there is written whole or not at
-    all, and one that cannot be read is fitted again.
+    The folder is `$IDENTIKIT_CACHE`, or `identikit` in the user's cache folder. Maps whose file is damaged are fitted
+    again.
     """
-    path = _cache() / f"cached-maps-{model.fingerprint[:16]}-{text_hash(texts)[:16]}-{model.dtype}.safetensors"
+    path = _cache_folder() / f"cached-maps-{model.fingerprint[:16]}-{text_hash(texts)[:16]}-{model.dtype}.safetensors"
     with suppress(OSError):  # a cache that cannot be reached is no reason to fail
         if path.is_file():
             try:
                 content = path.read_bytes()
-                return CachedMaps(maps_of(content, str(path)), unseal(content).about["unknown"])
+                return CachedMaps(read_maps(content, str(path)), unseal(content).about["unknown"])
             except InputError:
                 warnings.warn(f"The maps kept in {path} are damaged, and are fitted again.", stacklevel=2)
     states = hidden_states(model, texts, truncate=True, progress=progress)
@@ -181,7 +181,7 @@ def cached_maps(model: Model, texts: list[Text], *, progress: Progress = silent)
     return CachedMaps(maps, unknown)
 
 
-def _cache() -> Path:
+def _cache_folder() -> Path:
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     except RuntimeError:  # there is no home

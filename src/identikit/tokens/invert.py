@@ -1,4 +1,4 @@
-"""Which token a hidden vector came from, exactly: every token of the vocabulary is tried in its place."""
+"""The exact token that a hidden vector came from, found by trying the whole vocabulary at its position."""
 
 import hashlib
 import warnings
@@ -26,8 +26,8 @@ from identikit.tokens.continuation import (
     LONG_SECONDS,
     Aims,
     Continuations,
-    Found,
     Position,
+    SearchResult,
     Tick,
     Vocabulary,
     check_continues,
@@ -41,7 +41,7 @@ from identikit.tokens.result import TokenInversion
 NOISES = (0.0, 0.1, 0.3, 1.0, 3.0)
 PREFIXES = ("given", "recovered")
 WHAT = "inversion, candidates"
-LOUDEST = 1e6  # noise, relative to the norm of what it is added to: of more, nothing is left
+LOUDEST = 1e6  # noise relative to the norm of a vector; more leaves nothing of the vector
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class InversionOptions:
 
 @dataclass(frozen=True, eq=False)
 class Sought:
-    """Hidden vectors of one text, and what is known of the tokens they came from.
+    """Hidden vectors of one text to invert, and what is known of the tokens they came from.
 
     - `layers`, `hidden`: the layers, and their hidden vectors; `positions`: the positions to invert
     - `segments`: the token types, where the tokenizer makes any
@@ -139,41 +139,42 @@ def invert(
     model = checked_model(model)
     progress = function("progress", progress)
     check_continues(model)
-    bare = _is_hidden(text) or (isinstance(text, list) and bool(text) and all(map(_is_hidden, text)))
+    is_hidden = _is_hidden(text) or (isinstance(text, list) and bool(text) and all(map(_is_hidden, text)))
     if prefix is None:
-        prefix = "recovered" if bare else "given"
-    options = InversionOptions(
-        prefix, (real_number("noise", noise, least=0, most=LOUDEST),), distance, random_seed(seed)
-    )
+        prefix = "recovered" if is_hidden else "given"
+    noises = (real_number("noise", noise, least=0, most=LOUDEST),)
+    options = InversionOptions(prefix, noises, distance, random_seed(seed))
     if layer is not None and layers is not None:
         raise InputError("invert takes layer= or layers=, not both.")
-    if bare and layer is None:
+    if is_hidden and layer is None:
         raise InputError("Inverting hidden vectors: say which layer they come from, with layer=.")
-    if bare and prefix == "given":
+    if is_hidden and prefix == "given":
         raise InputError("prefix='given' needs the true tokens, and hidden vectors do not tell them. Pass the text.")
-    wanted = selected_indices("layer", layers, model.n_layers)
     if layer is not None:
-        wanted = (selected_index("layer", layer, model.n_layers),)
+        layer_indices = (selected_index("layer", layer, model.n_layers),)
+    else:
+        layer_indices = selected_indices("layer", layers, model.n_layers)
     several = is_text_list(text)
     sources: Sequence[TextRun | Tensor]
-    if bare:
+    if is_hidden:
         sources = [_checked_hidden(model, vectors) for vectors in (text if several else [text])]
         axes = [Axis("position", tuple(range(len(vectors)))) for vectors in sources]
     else:
         sources = prepare_texts(model, text, truncate=truncate, max_tokens=max_tokens)
         axes = [Axis("position", tuple(range(len(source.tokens))), source.tokens) for source in sources]
-    places = [axis.sel(positions).values for axis in axes]
-    steps = sum(options.steps(some) for some in places)
-    inversion = Inversion.of(model, options, progress, steps=steps, depth=max(wanted) + 1)
-    results = [inversion.result(source, wanted, some) for source, some in zip(sources, places, strict=True)]
+    position_indices = [axis.sel(positions).values for axis in axes]
+    steps = sum(map(options.steps, position_indices))
+    inversion = Inversion.of(model, options, progress, steps=steps, depth=max(layer_indices) + 1)
+    pairs = zip(sources, position_indices, strict=True)
+    results = [inversion.result(source, layer_indices, indices) for source, indices in pairs]
     if layer is not None:
-        results = [result.sel(layer=wanted[0]) for result in results]
+        results = [result.sel(layer=layer_indices[0]) for result in results]
     return Results(results) if several else results[0]
 
 
 @dataclass(frozen=True, eq=False)
 class Inversion:
-    """A model with its vocabulary, ready to invert hidden vectors; `tick` counts the candidates that were tried."""
+    """A model with its vocabulary, ready to invert hidden vectors; `tick` is told how many candidates were tried."""
 
     model: Model
     options: InversionOptions
@@ -189,8 +190,8 @@ class Inversion:
         size = len(candidates.ids)
         if size < 2:
             raise InputError(
-                f"Inverting {model.name}: all {len(candidates.of):,} tokens of its vocabulary have the same embedding, "
-                "so any answer would count as right. Use a model that tells its tokens apart."
+                f"Inverting {model.name}: all {len(candidates.candidate_of):,} tokens of its vocabulary have the same "
+                "embedding, so any answer would count as right. Use a model that tells its tokens apart."
             )
         seconds = expected_seconds(model, size, steps, depth)
         if seconds > LONG_SECONDS:
@@ -199,17 +200,17 @@ class Inversion:
                 "machine. Choose some positions, or lower layers.",
                 stacklevel=5,
             )
-        done = 0.0
+        tried = 0.0
 
         def tick(count: float | int) -> None:
-            nonlocal done
-            done += count
-            progress(WHAT, round(done), steps * size)
+            nonlocal tried
+            tried += count
+            progress(WHAT, round(tried), steps * size)
 
         return cls(model, options, candidates, tick)
 
     def sought(self, source: TextRun | Tensor, layers: tuple[int, ...], positions: tuple[int, ...]) -> Sought:
-        """Run a text, and return its hidden vectors of these layers as what is sought; or hidden vectors themselves."""
+        """Run a text for its hidden vectors of these layers, or take hidden vectors as they are."""
         if not isinstance(source, TextRun):
             names = getattr(self.model.tokenizer, "model_input_names", ())
             segments = torch.zeros(1, len(source), dtype=torch.long) if "token_type_ids" in names else None
@@ -221,80 +222,81 @@ class Inversion:
         assert ids is not None
         return Sought(layers, hidden, positions, source.batch.segments, text, tuple(ids[0].tolist()))
 
-    def found(self, sought: Sought) -> dict[str, Tensor]:
+    def arrays(self, sought: Sought) -> dict[str, Tensor]:
         """Search for every layer, noise and position: arrays (aim, position), the noises of a layer one after another.
 
-        With the true tokens, it also says whether they won. The margin is how much nearer the true token is than the
-        best other; where it is not known, how much nearer the winner is than the runner-up. A tie is a miss.
+        If the true tokens are known, `recovered` says whether they won, and the margin is how much nearer the true
+        token is than the best other; else how much nearer the winner is than the runner-up. A tie is a miss.
         """
         aims = sought.noisy(self.options)
         if self.options.prefix == "recovered" or sought.text is None:
-            columns = self._each_winner_appended(sought, aims)
+            results = self._search_recovering_prefixes(sought, aims)
         else:
-            columns = []
-            for place in sought.positions:
-                position = sought.text.at(place, depth=max(aims.layers) + 1)
-                columns.append(self._search(position, Aims(aims.layers, aims.vectors[:, place]), sought, self.tick))
-        found = Found.beside(columns)
-        arrays = {"margin": found.runner_up_distance - found.winner_distance, **found._asdict()}
+            results = []
+            for index in sought.positions:
+                position = sought.text.at(index, depth=max(aims.layers) + 1)
+                results.append(self._search(position, Aims(aims.layers, aims.vectors[:, index]), sought, self.tick))
+        result = SearchResult.stack(results)
+        arrays = {"margin": result.runner_up_distance - result.winner_distance, **result._asdict()}
         if sought.ids is None:
             del arrays["own_distance"]
             return arrays
-        true = torch.tensor([sought.ids[place] for place in sought.positions])
-        alike = self.candidates.ids[self.candidates.of[true]]  # the first of equal embeddings stands for all
-        won = found.winner == alike
-        margin = torch.where(won, found.runner_up_distance, found.winner_distance) - found.own_distance
-        winner = torch.where(won, true, found.winner)
+        true = torch.tensor([sought.ids[index] for index in sought.positions])
+        first_equal = self.candidates.ids[self.candidates.candidate_of[true]]  # stands for all equal embeddings
+        won = result.winner == first_equal
+        margin = torch.where(won, result.runner_up_distance, result.winner_distance) - result.own_distance
+        winner = torch.where(won, true, result.winner)
         return {"recovered": margin > 0} | arrays | {"margin": margin, "winner": winner}
 
-    def _each_winner_appended(self, sought: Sought, aims: Aims) -> list[Found]:
-        """Search from the first position on; aims that have found the same tokens so far share their search."""
-        columns: list[Found] = []
-        chains: list[tuple[int, ...]] = [() for _ in aims.layers]
-        for place in range(max(sought.positions) + 1):
-            of_aims: dict[int, Found] = {}
-            segments = None if sought.segments is None else sought.segments[:, : place + 1]
-            for chain in dict.fromkeys(chains):
-                members = [aim for aim, winners in enumerate(chains) if winners == chain]
-                some = Aims(tuple(aims.layers[aim] for aim in members), aims.vectors[members, place])
-                ids = torch.tensor([[*chain, int(self.candidates.ids[-1])]])  # the last is there to be replaced
+    def _search_recovering_prefixes(self, sought: Sought, aims: Aims) -> list[SearchResult]:
+        """Search from the first position on, always after the winners so far; aims with equal winners share a search."""
+        results: list[SearchResult] = []
+        prefixes: list[tuple[int, ...]] = [() for _ in aims.layers]
+        for index in range(max(sought.positions) + 1):
+            result_of_aim: dict[int, SearchResult] = {}
+            segments = None if sought.segments is None else sought.segments[:, : index + 1]
+            for prefix in dict.fromkeys(prefixes):
+                sharing = [aim for aim, winners in enumerate(prefixes) if winners == prefix]
+                shared = Aims(tuple(aims.layers[aim] for aim in sharing), aims.vectors[sharing, index])
+                ids = torch.tensor([[*prefix, int(self.candidates.ids[-1])]])  # the last is there to be replaced
                 text = Continuations.read(self.model, ids_batch(ids, segments))
-                position = text.at(place, depth=max(some.layers) + 1)
-                share = len(members) / len(chains)
-                found = self._search(position, some, sought, lambda count, share=share: self.tick(count * share))
-                of_aims |= zip(members, map(Found._make, zip(*found, strict=True)), strict=True)
-            columns.append(Found.beside([of_aims[aim] for aim in range(len(chains))]))
-            chains = [(*chain, int(winner)) for chain, winner in zip(chains, columns[-1].winner, strict=True)]
-        return [columns[place] for place in sought.positions]
+                position = text.at(index, depth=max(shared.layers) + 1)
+                share = len(sharing) / len(prefixes)
+                result = self._search(position, shared, sought, lambda count, share=share: self.tick(count * share))
+                for aim, *values in zip(sharing, *result, strict=True):
+                    result_of_aim[aim] = SearchResult(*values)
+            results.append(SearchResult.stack([result_of_aim[aim] for aim in range(len(prefixes))]))
+            winners = results[-1].winner.tolist()
+            prefixes = [(*prefix, winner) for prefix, winner in zip(prefixes, winners, strict=True)]
+        return [results[index] for index in sought.positions]
 
-    def _search(self, position: Position, aims: Aims, sought: Sought, tick: Tick) -> Found:
-        token = None if sought.ids is None else sought.ids[position.place]
+    def _search(self, position: Position, aims: Aims, sought: Sought, tick: Tick) -> SearchResult:
+        token = None if sought.ids is None else sought.ids[position.index]
         return search(position, aims, self.candidates, token=token, distance=self.options.distance, tick=tick)
 
     def result(self, source: TextRun | Tensor, layers: tuple[int, ...], positions: tuple[int, ...]) -> TokenInversion:
         """Invert a text, or hidden vectors of one layer."""
-        arrays = self.found(self.sought(source, layers, positions))
+        arrays = self.arrays(self.sought(source, layers, positions))
         words = token_words(self.model, torch.cat([arrays["winner"], arrays["runner_up"]]).flatten().tolist())
         if isinstance(source, TextRun):
             text = source.text
             about = source.about
-            tokens = tuple(source.tokens[place] for place in positions)
+            tokens = tuple(source.tokens[index] for index in positions)
         else:
             text = f"hidden vectors {hashlib.sha256(source.cpu().double().numpy().tobytes()).hexdigest()}"
             tokens = tuple(words[str(int(token))] for token in arrays["winner"][0])
             about = {"tokens": list(tokens), "special": [False] * len(tokens), "words": []}
-        axes = Axis("layer", layers), Axis("position", positions, tokens)
         options = self.options
         settings = {"prefix": options.prefix, "noise": options.noises[0], "distance": options.distance}
         about = {**about, **settings, "candidates": len(self.candidates.ids), "vocabulary": words}
         provenance = self.model.provenance(text, **settings, seed=options.seed)
-        return TokenInversion(
-            axes, StoredArrays(arrays, dict.fromkeys(arrays, ("layer", "position"))), provenance, about
-        )
+        axes = Axis("layer", layers), Axis("position", positions, tokens)
+        stored = StoredArrays(arrays, dict.fromkeys(arrays, ("layer", "position")))
+        return TokenInversion(axes, stored, provenance, about)
 
 
 def token_words(model: Model, ids: Iterable[int]) -> dict[str, str]:
-    """Return the tokens of some ids by id; an id that the tokenizer does not know is written `<id 32001>`."""
+    """Return the token of each id, by the id as a string; one that the tokenizer does not know is `<id 32001>`."""
     unique = sorted(set(ids))
     tokens = model.tokenizer.convert_ids_to_tokens(unique)
     return {str(number): token or f"<id {number}>" for number, token in zip(unique, tokens, strict=True)}
@@ -317,8 +319,8 @@ def _checked_hidden(model: Model, vectors: Any) -> Float[Tensor, "n d"]:
         impossible = (squares == 0) | ~squares.isfinite()
         if not impossible.any():
             return hidden
-        place = int(impossible.nonzero()[0])
-        wrong = f"a vector at position {place} whose norm is {float(hidden[place].norm()):.1g}"
+        index = int(impossible.nonzero()[0])
+        wrong = f"a vector at position {index} whose norm is {float(hidden[index].norm()):.1g}"
     limit = f", at most {model.limit} of them" if model.limit else ""
     raise InputError(
         f"Inverting hidden vectors of {model.name}: got {wrong}, expected dense, finite vectors of {model.d_model} "

@@ -1,4 +1,4 @@
-"""The maps from hidden vectors to input vectors: what they compute, how they start, and how they are kept on disk."""
+"""Maps from hidden vectors to input vectors: what they compute, how they start, and how they are stored."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ _FORMAT = "identikit-maps-1"
 
 @dataclass(frozen=True, eq=False)
 class FittedMap:
-    """One map for one layer and fold, with what is needed to use it and to know where it came from.
+    """One map for one layer and fold, with the tensors that it takes and a record of how it was fitted.
 
     `map` and `distance` name its kind and the distance it was fitted under; `task` says what it recovers, from the
     hidden vectors of `layer`. `fold` and `seed` say which texts it was fitted to. `parameters` are its tensors.
@@ -61,17 +61,17 @@ def glorot_start(map_name: str, widths: tuple[int, int, int], key: tuple[int, ..
     `key`, so a map starts the same whether it is trained alone or in a stack.
     """
 
-    def drawn(fan_in: int, fan_out: int, *own: int) -> Float[Tensor, "fan_in fan_out"]:
+    def draw(fan_in: int, fan_out: int, *number: int) -> Float[Tensor, "fan_in fan_out"]:
         bound = (6 / (fan_in + fan_out)) ** 0.5
-        return torch.from_numpy(stream("start", *key, *own).uniform(-bound, bound, size=(fan_in, fan_out)))
+        return torch.from_numpy(stream("start", *key, *number).uniform(-bound, bound, size=(fan_in, fan_out)))
 
     source, inner, target = widths
     if map_name == "linear":
-        return {"weight": drawn(source, target)}
+        return {"weight": draw(source, target)}
     return {
-        "weight_in": drawn(source, inner, 0),
+        "weight_in": draw(source, inner, 0),
         "bias_in": torch.zeros(1, inner, dtype=torch.float64),
-        "weight_out": drawn(inner, target, 1),
+        "weight_out": draw(inner, target, 1),
         "bias_out": torch.zeros(1, target, dtype=torch.float64),
     }
 
@@ -79,27 +79,27 @@ def glorot_start(map_name: str, widths: tuple[int, int, int], key: tuple[int, ..
 def sealed_maps(maps: Iterable[FittedMap], about: Mapping[str, float] | None = None) -> bytes:
     """Return fitted maps as the content of a safetensors file: parameters as tensors, all else as JSON in its header.
 
-    `about` has other numbers for the header.
+    `about` has more numbers for the header.
     """
     tensors = {}
     entries = []
     for number, fitted in enumerate(maps):
         tensors |= {f"{number}.{name}": value.detach() for name, value in fitted.parameters.items()}
-        entries.append({name: value for name, value in vars(fitted).items() if name not in ("parameters", "task")})
-        entries[-1]["task"] = asdict(fitted.task)
+        entry = {name: value for name, value in vars(fitted).items() if name not in ("parameters", "task")}
+        entries.append(entry | {"task": asdict(fitted.task)})
     return seal(tensors, {"format": _FORMAT, "maps": plain(entries), **(about or {})})
 
 
-def maps_of(content: bytes, where: str) -> list[FittedMap]:
-    """Return the fitted maps that are the content of a file."""
+def read_maps(content: bytes, where: str) -> list[FittedMap]:
+    """Read fitted maps from the content of a file; `where` names it in errors."""
     try:
         tensors, about = unseal(content)
         if about["format"] != _FORMAT:
             raise Damaged(f"its format is {about['format']!r}, expected {_FORMAT!r}")
         parameters: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
-            number, _, short = name.partition(".")
-            parameters.setdefault(int(number), {})[short] = value
+            number, _, parameter = name.partition(".")
+            parameters.setdefault(int(number), {})[parameter] = value
         return [
             FittedMap(**{**entry, "task": Task(**entry["task"]), "parameters": parameters.get(number, {})})
             for number, entry in enumerate(about["maps"])

@@ -1,4 +1,4 @@
-"""How maps are trained and judged: which maps, the task, the settings of Appendix B.1, and the folds."""
+"""How maps are trained and tested: which maps, for which task, with the settings of Appendix B.1, on which folds."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -15,7 +15,7 @@ BLOCKS = 20
 FOLDS = 10
 MAPS = ("naive", "linear", "mlp", "ridge")
 _TEST_BLOCKS = _VALIDATION_BLOCKS = 3
-_COUNTS = {"batch_size": None, "patience": None, "epochs": None, "hidden_size": None, "folds": FOLDS}  # at most
+_LARGEST_COUNTS = {"batch_size": None, "patience": None, "epochs": None, "hidden_size": None, "folds": FOLDS}
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,14 @@ class Task:
 class Settings:
     """How maps are fitted; the defaults are those of Appendix B.1.
 
-    `folds` is how many of the ten folds are run; `seed` draws folds, starts and batches. Learned maps read batches of
-    `batch_size` tokens for at most `epochs` epochs, and stop after `patience` epochs without a smaller distance on the
-    validation sentences. All `learning_rates` are tried, and the best is kept. `hidden_size` is that of the
-    MLP. `device` is where maps are fitted (by default where the input vectors are) and `memory` how many bytes a stack
-    of maps that train together may take (by default 80 % of what a GPU has free, and 2 GiB on a CPU). Products run in
-    float32 unless the caller has allowed TF32 in torch.
+    - `folds`: how many of the ten folds are run; `seed`: the random seed for folds, starts and batches
+    - `learning_rates`: all are tried, and the best is kept; `hidden_size`: that of the MLP
+    - `batch_size`: tokens per batch; `epochs`: at most so many
+    - `patience`: training stops after so many epochs without a smaller distance on the validation sentences
+    - `device`: where maps are fitted, by default where the input vectors are
+    - `memory`: bytes for maps that train together, by default 80 % of what a GPU has free, and 2 GiB on a CPU
+
+    Products run in float32 unless the caller has allowed TF32 in torch.
     """
 
     folds: int = FOLDS
@@ -75,8 +77,8 @@ class Settings:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        for name, most in _COUNTS.items():
-            whole_number(name, getattr(self, name), least=1, most=most)
+        for name, largest in _LARGEST_COUNTS.items():
+            whole_number(name, getattr(self, name), least=1, most=largest)
         rates = self.learning_rates
         if not is_collection(rates) or not len(rates):
             raise InputError(f"learning_rates={shortened(rates)} cannot be used: expected one or more numbers above 0.")
@@ -86,16 +88,16 @@ class Settings:
         if self.memory is not None:
             whole_number("memory", self.memory, least=1)
 
-    def with_own_numbers(self) -> "Settings":
-        """Return the same settings with Python's numbers in place of those of NumPy or torch."""
-        counts = {name: int(getattr(self, name)) for name in (*_COUNTS, "seed")}
+    def with_python_numbers(self) -> "Settings":
+        """Return the same settings with NumPy's and torch's numbers as Python's."""
+        counts = {name: int(getattr(self, name)) for name in (*_LARGEST_COUNTS, "seed")}
         rates = tuple(float(rate) for rate in self.learning_rates)
         memory = None if self.memory is None else int(self.memory)
         return replace(self, **counts, learning_rates=rates, memory=memory)
 
 
 class FoldSplit(NamedTuple):
-    """The sentence numbers of the three parts of a fold."""
+    """The numbers of a fold's sentences for training, validation and test."""
 
     train: Int[Tensor, " train"]
     validation: Int[Tensor, " validation"]
@@ -103,7 +105,7 @@ class FoldSplit(NamedTuple):
 
 
 def stream(purpose: str, *key: int) -> np.random.Generator:
-    """Return the random numbers for a purpose and a key, such as "batches" and (seed, fold, epoch)."""
+    """Return a random generator for a purpose and a key, such as "batches" and (seed, fold, epoch)."""
     return np.random.default_rng([*purpose.encode(), *key])
 
 
@@ -120,17 +122,19 @@ def sentence_blocks(n_sentences: int, *, seed: int) -> Int[Tensor, " sentence"]:
 
 
 def fold_split(block: Int[Tensor, " sentence"], fold: int, *, data_share: float = 1.0) -> FoldSplit:
-    """Divide sentences by block: fold f tests on three blocks from 2f on, validates on three more, trains on the rest.
+    """Divide sentences by block: fold f tests on three blocks from 2f on, validates on the next three, trains on 14.
 
     That is the 70/15/15 split of Appendix B.1 for each of ten folds. `data_share` keeps the first of the training
     sentences in a fixed shuffled order, so a smaller share is part of a larger one.
     """
     turned = (block - 2 * fold) % BLOCKS
-    train = (turned >= _TEST_BLOCKS + _VALIDATION_BLOCKS).nonzero().squeeze(1)
+    is_test = turned < _TEST_BLOCKS
+    is_train = turned >= _TEST_BLOCKS + _VALIDATION_BLOCKS
+    train = is_train.nonzero().squeeze(1)
     order = torch.from_numpy(stream("share", fold).permutation(len(train)))
-    kept = max(1, round(data_share * len(train)))
+    count = max(1, round(data_share * len(train)))
     return FoldSplit(
-        train=train[order[:kept].sort().values],
-        validation=((turned >= _TEST_BLOCKS) & (turned < _TEST_BLOCKS + _VALIDATION_BLOCKS)).nonzero().squeeze(1),
-        test=(turned < _TEST_BLOCKS).nonzero().squeeze(1),
+        train=train[order[:count].sort().values],
+        validation=(~is_test & ~is_train).nonzero().squeeze(1),
+        test=is_test.nonzero().squeeze(1),
     )

@@ -21,7 +21,7 @@ from identikit.results.source import StoredArrays
 from identikit.results.words import percent
 from identikit.texts.text import readable_token
 from identikit.tokens.experiments import Rate, summary
-from identikit.tokens.maps import FittedMap, maps_of, sealed_maps
+from identikit.tokens.maps import FittedMap, read_maps, sealed_maps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,17 +34,17 @@ _TRIALS = "trials.json"
 
 
 def layers_in_words(layers: Sequence[int]) -> str:
-    """Say layers as 'layer 3', 'layers 0 to 5', 'layers 0, 4 and 7', or 'layers 0, 3 to 9 and 12 to 29'."""
-    parts: list[str] = []
-    for _, numbered in groupby(enumerate(layers), lambda one: one[1] - one[0]):
+    """Write layers as 'layer 3', 'layers 0 to 5', 'layers 0, 4 and 7', or 'layers 0, 3 to 9 and 12 to 29'."""
+    ranges: list[str] = []
+    for _, numbered in groupby(enumerate(layers), lambda pair: pair[1] - pair[0]):
         run = [layer for _, layer in numbered]
-        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
-    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+        ranges += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    listed = " and ".join(filter(None, (", ".join(ranges[:-1]), ranges[-1])))
     return f"layer{'s' if len(layers) > 1 else ''} {listed}"
 
 
 def _rate(meaning: str, values: str = "0 to 1") -> Attribute:
-    """Declare a number of every fit that was tested."""
+    """Declare an array of numbers with one for each tested fit."""
     return stored_array(" ".join(AXES), meaning, range=values, missing="This was not measured.")
 
 
@@ -122,7 +122,7 @@ class TokenIdentifiability(Result):
     def _from_files(cls, files: Files, about: Mapping[str, object], where: str) -> "TokenIdentifiability":
         numbers = super()._from_files(files, about, where)
         trials = tuple(json.loads(files[_TRIALS]))
-        maps = tuple(maps_of(files[_MAPS], f"{where}/{_MAPS}"))
+        maps = tuple(read_maps(files[_MAPS], f"{where}/{_MAPS}"))
         return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, maps, trials)
 
     def describe(self) -> str:
@@ -163,13 +163,13 @@ def identifiability_result(
     values = {name: tuple(dict.fromkeys(getattr(rate, name) for rate in rates)) for name in AXES}
     values |= {name: tuple(sorted(values[name])) for name in ("layer", "test_layer", "offset", "data_share", "fold")}
     axes = tuple(Axis(name, values[name]) for name in AXES)
-    places = {name: {value: place for place, value in enumerate(values[name])} for name in AXES}
+    index_of = {name: {value: index for index, value in enumerate(values[name])} for name in AXES}
     shape = tuple(len(axis) for axis in axes)
     arrays = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in MEASURED}
     for rate in rates:
-        at = tuple(places[name][getattr(rate, name)] for name in AXES)
+        indices = tuple(index_of[name][getattr(rate, name)] for name in AXES)
         for name, array in arrays.items():
-            array[at] = getattr(rate, name)
+            array[indices] = getattr(rate, name)
     numbers = StoredArrays(arrays, dict.fromkeys(arrays, AXES))
     about = {"chance": rates[0].chance}
     return TokenIdentifiability(axes, numbers, provenance, about, tuple(maps), tuple(trials), model)

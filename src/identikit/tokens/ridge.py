@@ -62,30 +62,30 @@ def fit_ridge(
     Gram matrices of disjoint sets of tokens add up, so those of the 20 blocks serve all folds and the data is read
     once. (With a smaller `data_share` each fold sums its own.) `progress` is called after each layer.
     """
-    device = torch.device(settings.device) if settings.device else states.inputs.device
+    device = torch.device(settings.device or states.inputs.device)
     blocks = sentence_blocks(states.n_sentences, seed=settings.seed)
     splits = [fold_split(blocks, fold, data_share=task.data_share) for fold in range(settings.folds)]
     if task.data_share < 1:
-        summed = [split.train for split in splits]
-        used = [[fold] for fold in range(settings.folds)]
+        sentence_sets = [split.train for split in splits]
+        sets_of_fold = [[fold] for fold in range(settings.folds)]
     else:
-        summed = [(blocks == block).nonzero().squeeze(1) for block in range(BLOCKS)]
-        used = [blocks[split.train].unique().tolist() for split in splits]
-    summed_rows = [states.rows_with_target(sentences, task.offset).to(device) for sentences in summed]
+        sentence_sets = [(blocks == block).nonzero().squeeze(1) for block in range(BLOCKS)]
+        sets_of_fold = [blocks[split.train].unique().tolist() for split in splits]
+    row_sets = [states.rows_with_target(sentences, task.offset).to(device) for sentences in sentence_sets]
     maps = []
-    for done, layer in enumerate(layers, start=1):
+    for number, layer in enumerate(layers, start=1):
         features = states.layer(layer, device=device)
         targets = states.targets(task, layer, device=device)
         identity = number_distinct(targets)
         grams = []  # of each set of tokens: E^T E
         crosses = []  # and E^T X
-        for rows in summed_rows:
-            some = features[rows].double()
-            grams.append(some.mT @ some)
-            crosses.append(some.mT @ targets[rows + task.offset].double())
-        fold_grams = [torch.stack([grams[place] for place in places]).sum(0) for places in used]
+        for rows in row_sets:
+            vectors = features[rows].double()
+            grams.append(vectors.mT @ vectors)
+            crosses.append(vectors.mT @ targets[rows + task.offset].double())
+        fold_grams = [torch.stack([grams[index] for index in sets]).sum(0) for sets in sets_of_fold]
         for fold, spectrum in enumerate(spectra(fold_grams)):
-            cross = torch.stack([crosses[place] for place in used[fold]]).sum(0)
+            cross = torch.stack([crosses[index] for index in sets_of_fold[fold]]).sum(0)
             mean = float(fold_grams[fold].trace()) / len(cross)
             strengths = [relative * mean for relative in RELATIVE_STRENGTHS]
             weights = ridge_weights(spectrum, cross, strengths)
@@ -94,10 +94,11 @@ def fit_ridge(
             validation = _Validation(
                 features[rows], targets[rows], identity[rows], states.lengths.cpu()[sentences], task.offset
             )
-            for distance, (place, weight, _, loss) in _chosen(weights, validation, distances).items():
-                about = (distance, layer, fold, task, settings.seed)
-                maps.append(FittedMap("ridge", *about, {"weight": weight.cpu()}, strengths[place], loss))
-        progress("fitting ridge maps", done, len(layers))
+            for distance, best in _best_weights(weights, validation, distances).items():
+                parameters = {"weight": best.weight.cpu()}
+                cell = (distance, layer, fold, task, settings.seed)
+                maps.append(FittedMap("ridge", *cell, parameters, strengths[best.index], best.loss))
+        progress("fitting ridge maps", number, len(layers))
     return maps
 
 
@@ -111,18 +112,27 @@ class _Validation(NamedTuple):
     offset: int
 
 
-def _chosen(
+class _Weights(NamedTuple):
+    """The weights of one strength, the `index` of that strength, and their rate and mean distance in validation."""
+
+    index: int
+    weight: Float[Tensor, "d d_t"]
+    rate: float
+    loss: float
+
+
+def _best_weights(
     weights: Sequence[Float[Tensor, "d d_t"]], validation: _Validation, distances: Sequence[str]
-) -> dict[str, tuple[int, Float[Tensor, "d d_t"], float, float]]:
-    """Find for each distance the weights that recover most validation tokens: their place, they, rate and distance.
+) -> dict[str, _Weights]:
+    """Find for each distance the weights that recover most validation tokens.
 
     The strengths tried are `RELATIVE_STRENGTHS` times the mean eigenvalue of the Gram matrix, strongest first, so
     that the strongest of equals is kept. Ridge does not minimise the distance that is tested, and choosing by that
     distance cost up to four points of the rate in the last layer of a real model; hence the rate.
     """
     features, targets, identity, lengths, offset = validation
-    best: dict[str, tuple[int, Tensor, float, float]] = {}
-    for place, weight in enumerate(weights):
+    best: dict[str, _Weights] = {}
+    for index, weight in enumerate(weights):
         weight = weight.to(features.dtype)
         predicted = features @ weight
         for distance in distances:
@@ -131,7 +141,7 @@ def _chosen(
             )
             rows = (nearest.winner >= 0).nonzero().squeeze(1)
             rate = float(nearest.hit[rows].double().mean())
-            if distance not in best or rate > best[distance][2]:
+            if distance not in best or rate > best[distance].rate:
                 loss = paired_distance(predicted[rows], targets[rows + offset], distance).double().mean()
-                best[distance] = place, weight, rate, float(loss)
+                best[distance] = _Weights(index, weight, rate, float(loss))
     return best

@@ -24,7 +24,7 @@ _EXPECTED = (
 
 
 def saved_states(folder: str | os.PathLike[str], settings: Mapping[str, object]) -> tuple[HiddenStates, Provenance]:
-    """Read the vectors of all texts of a folder, in the order of the files' names, and say where they come from.
+    """Read the vectors of all texts in a folder, in the order of the files' names, with their provenance.
 
     The first layer has to be what enters the model's first block: for vLLM, layer 0.
     """
@@ -43,17 +43,19 @@ def saved_states(folder: str | os.PathLike[str], settings: Mapping[str, object])
         texts.append((hidden, ids))
     vectors = torch.cat([hidden for hidden, _ in texts], 1)
     lengths = torch.tensor([len(ids) for _, ids in texts])
-    every_id = torch.cat([ids for _, ids in texts])
-    _check_inputs(vectors[0], every_id, lengths, os.fspath(folder))
+    all_ids = torch.cat([ids for _, ids in texts])
+    _check_inputs(vectors[0], all_ids, lengths, os.fspath(folder))
     name = Path(folder).resolve().name
-    about = (name, None, digest.hexdigest(), "none", "none", hashlib.sha256(every_id.numpy().tobytes()).hexdigest())
+    text = hashlib.sha256(all_ids.numpy().tobytes()).hexdigest()
     dtype = str(vectors.dtype).removeprefix("torch.")
-    provenance = Provenance(*about, dtype, "cpu", {**settings, "texts": len(texts)}, package_versions())
+    options = {**settings, "texts": len(texts)}
+    origin = (name, None, digest.hexdigest(), "none", "none", text, dtype, "cpu")
+    provenance = Provenance(*origin, options, package_versions())
     return HiddenStates(vectors[0], vectors[1:], lengths, name), provenance
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the file of each text."""
+    """List the files of texts."""
     files = [path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".npy")]
     files = [path for path in files if not path.name.endswith(_IDS)]
     if not files:
@@ -62,7 +64,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[Float[Tensor, "layer token d"], Int[Tensor, " token"]]:
-    """Return the hidden vectors and token ids of one text, or refuse the file."""
+    """Read the hidden vectors and token ids of one text, or refuse the file."""
     try:
         tensors = _safetensors(path) if path.suffix == ".safetensors" else _arrays(path)
     except (OSError, ValueError, KeyError, SafetensorError, TypeError) as error:
@@ -99,21 +101,21 @@ def _arrays(path: Path) -> Mapping[str, Tensor]:
 def _check_inputs(
     inputs: Float[Tensor, "token d"], ids: Int[Tensor, " token"], lengths: Int[Tensor, " sentence"], folder: str
 ) -> None:
-    """Refuse a first layer that depends on the context: one id at one place has one input vector in almost all texts.
+    """Refuse a first layer that depends on the context.
 
-    The first token of a text is left out: a causal model gives it the same vector in every layer.
+    An id at a position must have the same input vector in most texts. The first token of a text is left out: a causal
+    model gives it the same vector in every layer.
     """
-    places = torch.cat([torch.arange(int(length)) for length in lengths])
-    first: dict[tuple[int, int], int] = {}
-    same: list[bool] = []
-    for row, key in enumerate(zip(ids.tolist(), places.tolist(), strict=True)):
-        if key[1]:
-            before = first.setdefault(key, row)
-            if before != row:
-                same.append(bool((inputs[row] - inputs[before]).abs().max() <= 1e-3 * inputs[before].abs().max()))
-    if same and sum(same) < len(same) / 2:
+    positions = torch.cat([torch.arange(int(length)) for length in lengths])
+    first_rows: dict[tuple[int, int], int] = {}
+    agrees: list[bool] = []  # for each token that an earlier text has at the same position
+    for row, (token, position) in enumerate(zip(ids.tolist(), positions.tolist(), strict=True)):
+        first = first_rows.setdefault((token, position), row)
+        if position and first != row:
+            agrees.append(bool((inputs[row] - inputs[first]).abs().max() <= 1e-3 * inputs[first].abs().max()))
+    if agrees and sum(agrees) < len(agrees) / 2:
         raise InputError(
-            f"Reading {folder}: in the first layer, {len(same) - sum(same)} of {len(same)} tokens differ from the same "
-            "token at the same place of another text, so these are not input vectors. Save what enters the first "
-            "block as well (for vLLM, layer 0), first of all."
+            f"Reading {folder}: in the first layer, {len(agrees) - sum(agrees)} of {len(agrees)} tokens differ from "
+            "the same token at the same place of another text, so these are not input vectors. Save what enters the "
+            "first block as well (for vLLM, layer 0), first of all."
         )

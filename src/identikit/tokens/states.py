@@ -1,4 +1,4 @@
-"""The hidden states and input vectors of texts: what maps are fitted to and read from."""
+"""The hidden states and input vectors of texts, which maps are fitted to and tested on."""
 
 import math
 from dataclasses import dataclass
@@ -78,14 +78,14 @@ class HiddenStates:
         """Return the width of the vectors that a layer's map should recover."""
         return (self.inputs if task.target_layer(layer) is None else self.hidden).shape[-1]
 
-    def rows(self, sentences: Int[Tensor, " some"]) -> Int[Tensor, " row"]:
-        """Return the rows of all tokens of some sentences, in the order of the sentences."""
+    def rows(self, sentences: Int[Tensor, " chosen"]) -> Int[Tensor, " row"]:
+        """Return the rows of all tokens of these sentences, in the order of the sentences."""
         lengths = self.lengths.cpu()[sentences]
         within = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
         return self.starts[sentences].repeat_interleave(lengths) + within
 
-    def rows_with_target(self, sentences: Int[Tensor, " some"], offset: int) -> Int[Tensor, " row"]:
-        """Return the rows of some sentences whose neighbour at `offset` lies in the same sentence."""
+    def rows_with_target(self, sentences: Int[Tensor, " chosen"], offset: int) -> Int[Tensor, " row"]:
+        """Return the rows of these sentences whose neighbour at `offset` lies in the same sentence."""
         rows = self.rows(sentences)
         lengths = self.lengths.cpu()[sentences]
         target = rows + offset - self.starts[sentences].repeat_interleave(lengths)
@@ -98,10 +98,10 @@ class HiddenStates:
         for sentence, (start, length) in enumerate(zip(self.starts.tolist(), lengths, strict=True)):
             if length > 1 and bool((identity[start : start + length] != identity[start]).any()):
                 continue
-            what = f"all {length} tokens of text {sentence} have the same input vector, so any answer counts as right"
+            why = f"all {length} tokens of text {sentence} have the same input vector, so any answer counts as right"
             if length < 2:
-                what = f"text {sentence} has only one token, so there is nothing to tell it apart from"
-            raise InputError(f"Reading hidden states of {self.model}: {what}. Use texts of several different tokens.")
+                why = f"text {sentence} has only one token, so there is nothing to tell it apart from"
+            raise InputError(f"Reading hidden states of {self.model}: {why}. Use texts of several different tokens.")
 
 
 def hidden_states(
@@ -124,23 +124,23 @@ def hidden_states(
         with NamedTemporaryFile(prefix="identikit-") as file:  # removed at once: the mapping keeps it while needed
             file.truncate(size)
             hidden = torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
-    done = 0
-    progress(READING, done, len(inputs))
+    tokens_read = 0
+    progress(READING, tokens_read, len(inputs))
     for batch in model.batches(encoded):
         trace = model.trace(batch)
         for row, index in enumerate(batch.order):
-            kept = batch.positions(row).to(model.device)
-            place = slice(starts[index], starts[index] + len(encoded[index]))
-            inputs[place] = trace.inputs[row, kept].to(inputs)
+            positions = batch.positions(row).to(model.device)
+            rows = slice(starts[index], starts[index] + len(encoded[index]))
+            inputs[rows] = trace.inputs[row, positions].to(inputs)
             for layer, states in enumerate(trace.hidden):
-                hidden[layer, place] = states[row, kept].to(inputs)
-        done += sum(batch.lengths)
-        progress(READING, done, len(inputs))
+                hidden[layer, rows] = states[row, positions].to(inputs)
+        tokens_read += sum(batch.lengths)
+        progress(READING, tokens_read, len(inputs))
     return HiddenStates(inputs, hidden, lengths, model.name)
 
 
 def states_of_trace(trace: Trace, model: str) -> HiddenStates:
-    """Return the hidden states of one text that was run already."""
+    """Return the hidden states of one text from its trace."""
     dtype = torch.promote_types(trace.inputs.dtype, torch.float32)
     hidden = torch.stack([states[0] for states in trace.hidden]).to(dtype)
     return HiddenStates(trace.inputs[0].to(dtype), hidden, torch.tensor([trace.inputs.shape[1]]), model)
