@@ -165,7 +165,7 @@ def test_tokens_with_equal_embeddings_are_one_candidate(llama: Model):
     weight[41] = -0.0 * weight[6]
     weight[42] = 0.0
     known = vocabulary(model)
-    assert len(known.ids) == tiny.VOCABULARY - 2 and torch.equal(weight[known.ids[known.of]], weight + 0.0)
+    assert len(known.ids) == tiny.VOCABULARY - 2 and torch.equal(weight[known.ids[known.candidate_of]], weight + 0.0)
     result = ik.invert(model, "w40 w6 w9")
     assert result.recovered.all() and result.candidates == 58
     assert result.winners[0] == result.tokens  # named as in the text, whichever stands for both

@@ -249,7 +249,7 @@ class Inversion:
         return {"recovered": margin > 0} | arrays | {"margin": margin, "winner": winner}
 
     def _search_recovering_prefixes(self, sought: Sought, aims: Aims) -> list[SearchResult]:
-        """Search from the first position on, always after the winners so far; aims with equal winners share a search."""
+        """Search from the first position on, each time after the winners so far; aims that agree share a search."""
         results: list[SearchResult] = []
         prefixes: list[tuple[int, ...]] = [() for _ in aims.layers]
         for index in range(max(sought.positions) + 1):
