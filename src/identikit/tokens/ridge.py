@@ -97,7 +97,7 @@ def fit_ridge(
             for distance, best in _best_weights(weights, validation, distances).items():
                 parameters = {"weight": best.weight.cpu()}
                 cell = (distance, layer, fold, task, settings.seed)
-                maps.append(FittedMap("ridge", *cell, parameters, strengths[best.index], best.loss))
+                maps.append(FittedMap("ridge", *cell, parameters, strengths[best.strength_index], best.loss))
         progress("fitting ridge maps", number, len(layers))
     return maps
 
@@ -113,9 +113,9 @@ class _Validation(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """The weights of one strength, the `index` of that strength, and their rate and mean distance in validation."""
+    """The weights of one strength, with its index, and their rate and mean distance in validation."""
 
-    index: int
+    strength_index: int
     weight: Float[Tensor, "d d_t"]
     rate: float
     loss: float
