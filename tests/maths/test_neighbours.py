@@ -70,8 +70,8 @@ def test_lookup_agrees_with_a_double_loop(lengths, width, seed, vocabulary, dist
 
 @BOTH
 def test_lookup_in_pieces_agrees_with_a_double_loop(monkeypatch, distance):
-    monkeypatch.setattr(neighbours, "_MOST_PAIRS", 40)
-    monkeypatch.setattr(neighbours, "_FEWEST_QUERIES", 2)
+    monkeypatch.setattr(neighbours, "_MAX_PAIRS", 40)
+    monkeypatch.setattr(neighbours, "_MIN_QUERIES", 2)
     lengths = [3, 30, 1, 4, 4, 2]
     assert_as_by_loop(*sentences(lengths, 3, seed=1), lengths, distance)
 

@@ -113,7 +113,7 @@ def test_a_tolerance_is_certified_from_eigenvalues(monkeypatch):
     stop = torch.arange(193, 257)
     resolution = linalg.Resolution(SINGLE.eps, 0.1)
     monkeypatch.setattr(linalg, "rowwise_solve", None)
-    monkeypatch.setattr(prefix, "_distinct", lambda values, most: (torch.arange(160), 160))
+    monkeypatch.setattr(prefix, "_number_distinct", lambda values, limit: (torch.arange(160), 160))
     _, rank = prefix_solve(values, random(3, 1, 64, 64, seed=1), stop, resolution)
     assert rank.unique().tolist() == [64]
 

@@ -185,7 +185,7 @@ def test_a_run_takes_one_thread_where_threads_fight_and_keeps_it(tmp_path: Path,
     torch.set_num_threads(2)
     try:
         for fight, each in ((True, 1), (False, 2)):
-            monkeypatch.setattr(threads, "_fight", lambda number, fight=fight: fight)
+            monkeypatch.setattr(threads, "_threads_contend", lambda number, fight=fight: fight)
             assert engine_of(str(tmp_path / "new")) == Local(each)
         with Store(str(tmp_path / "started"), {"command": "attention", "threads": 1}).held():
             pass

@@ -130,8 +130,8 @@ def with_mass(heads: Heads) -> Heads:
     the column of ones is neither lost nor drowns the values; $A^\perp$ is the same for every $c \ne 0$.
     """
     V = heads.values.double()
-    seen = V[:, heads.visible.keys]
-    size = seen.square().sum(-1).mean(-1).sqrt() if seen.shape[1] else V.new_zeros(len(V))
+    visible_values = V[:, heads.visible.keys]
+    size = visible_values.square().sum(-1).mean(-1).sqrt() if visible_values.shape[1] else V.new_zeros(len(V))
     size = torch.where(size > 0, size, 1.0)[:, None, None]
     ones = size.expand(-1, V.shape[1], 1)
     sums = size.repeat_interleave(heads.group, 0) * heads.sums
@@ -194,17 +194,18 @@ def effective_factors(heads: Heads, *, tolerance: float = 0.0) -> Factors:
     else:
         rows = torch.arange(right.shape[2], device=V.device).split(1024)
         keys = visible.keys
-        done = [linalg.rowwise_solve(V, right[:, :, part], visible.block(part, keys), resolution) for part in rows]
-        Y = torch.cat([part[0] for part in done], 2)
-        rank = torch.cat([part[1] for part in done], 1)
+        solutions = [linalg.rowwise_solve(V, right[:, :, row], visible.block(row, keys), resolution) for row in rows]
+        Y = torch.cat([coefficients for coefficients, _ in solutions], 2)
+        rank = torch.cat([ranks for _, ranks in solutions], 1)
     Y = Y * scale
     return Factors(Y.flatten(0, 1), heads.values, rank.repeat_interleave(heads.group, 0), visible)
 
 
 def row_ranks(heads: Heads, *, eps: float | None = None) -> Int[Tensor, "head query"]:
     """Find only the rank of each row's values: in the unit that they were rounded to, or in another, `eps`."""
-    one = replace(heads, output=heads.output[:: heads.group], eps=heads.eps if eps is None else eps, mass=None)
-    return effective_factors(one).rank.repeat_interleave(heads.group, 0)
+    eps = heads.eps if eps is None else eps
+    one_per_group = replace(heads, output=heads.output[:: heads.group], eps=eps, mass=None)
+    return effective_factors(one_per_group).rank.repeat_interleave(heads.group, 0)
 
 
 def effective_rows(
@@ -229,16 +230,16 @@ def effective_rows(
     rows = Y @ V.to(Y).mT
     if raw is not None:
         identifiable = factors.identifiable[h][:, q]
-        own = identifiable.any(0).nonzero()[:, 0]
-        if len(own):
-            known = raw[h][:, q[own]] if isinstance(raw, Tensor) else raw(h, q[own])
-            rows[:, own] = torch.where(identifiable[:, own, None], known[:, :, k].to(rows), rows[:, own])
-    seen = factors.visible.block(q, k)
-    return rows if bool(seen.all()) else rows.masked_fill_(~seen, 0)
+        copied = identifiable.any(0).nonzero()[:, 0]
+        if len(copied):
+            raw_rows = raw[h][:, q[copied]] if isinstance(raw, Tensor) else raw(h, q[copied])
+            rows[:, copied] = torch.where(identifiable[:, copied, None], raw_rows[:, :, k].to(rows), rows[:, copied])
+    is_visible = factors.visible.block(q, k)
+    return rows if bool(is_visible.all()) else rows.masked_fill_(~is_visible, 0)
 
 
 def _row_chunks(factors: Factors, rows: Int[Tensor, "row"]) -> tuple[Tensor, ...]:
-    """Split rows into parts whose weights over all heads and keys fit the byte budget."""
+    """Split rows into chunks whose weights over all heads and keys fit the byte budget."""
     return rows.split(max(1, linalg.BYTES // (8 * len(factors.coefficients) * max(1, factors.visible.n_keys))))
 
 
@@ -282,27 +283,27 @@ def output_error(factors: Factors, heads: Heads) -> Float[Tensor, "head query d_
         product = _prefix_multiply(Y, V, X, factors.visible.stop)
     else:
         product = torch.empty_like(Y[..., :1]).repeat(1, 1, 1, X.shape[2])
-        for part in _row_chunks(factors, torch.arange(Y.shape[2], device=Y.device)):
-            product[:, :, part] = linalg.masked_multiply(Y[:, :, part], V, X, factors.visible.block(part, keys))
+        for rows in _row_chunks(factors, torch.arange(Y.shape[2], device=Y.device)):
+            product[:, :, rows] = linalg.masked_multiply(Y[:, :, rows], V, X, factors.visible.block(rows, keys))
     return product.flatten(0, 1) - heads.output.double()
 
 
 def _prefix_multiply(
     coefficients: Float[Tensor, "kv group query d"],
     values: Float[Tensor, "kv key d"],
-    other: Float[Tensor, "kv key k"],
+    vectors: Float[Tensor, "kv key k"],
     stop: Int[Tensor, "query"],
 ) -> Float[Tensor, "kv group query k"]:
     """Compute `linalg.masked_multiply` where row i sees the first `stop[i]` keys, in time linear in them."""
     width = values.shape[-1]
-    product = coefficients.new_zeros(*coefficients.shape[:-1], other.shape[-1])
-    carried = values.new_zeros(len(values), width, other.shape[-1])
+    product = coefficients.new_zeros(*coefficients.shape[:-1], vectors.shape[-1])
+    carried = values.new_zeros(len(values), width, vectors.shape[-1])
     for start in range(0, values.shape[1], width):
         V = values[:, start : start + width]
-        X = other[:, start : start + width]
+        X = vectors[:, start : start + width]
         rows = ((stop > start) & (stop <= start + width)).nonzero()[:, 0]
-        seen = torch.arange(start, start + V.shape[1], device=stop.device) < stop[rows, None]
+        visible = torch.arange(start, start + V.shape[1], device=stop.device) < stop[rows, None]
         Y = coefficients[:, :, rows]
-        product[:, :, rows] = Y @ carried[:, None] + linalg.masked_multiply(Y, V, X, seen)
+        product[:, :, rows] = Y @ carried[:, None] + linalg.masked_multiply(Y, V, X, visible)
         carried = carried + V.mT @ X
     return product

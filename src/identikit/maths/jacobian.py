@@ -41,8 +41,8 @@ class BlockDerivative(NamedTuple):
 
     `own` and `by_output` are the two matrices, so the query's path costs the sweep nothing. `read` gives keys, then
     values: the rows of $\partial K/\partial x$ and $\partial V/\partial x$ by key-value head, one matrix for all tokens
-    where they agree. Or, where `folds`, rows that give $Q_j \cdot dK_m$ by query and head instead of $dK_m$; `query` is
-    then None. `of_values` and `of_scores` are attention's (see `attention_derivative`).
+    where they agree. Or, where `is_folding_cheaper`, rows that give $Q_j \cdot dK_m$ by query and head instead of
+    $dK_m$; `query` is then None. `of_values` and `of_scores` are attention's (see `attention_derivative`).
     """
 
     read: Float[Tensor, "#n read d"]
@@ -59,10 +59,10 @@ class BlockDerivative(NamedTuple):
         Where no token sees a later one, this is all that their tangents need. A GPU's matrix units take a multiple of
         eight numbers at a time.
         """
-        more = -(len(self.own) - start) % multiple
+        padding = -(len(self.own) - start) % multiple
 
-        def by_key(part: Tensor) -> Tensor:
-            return F.pad(part[..., start:], (0, more)) if more else part[..., start:].contiguous()
+        def by_key(factor: Tensor) -> Tensor:
+            return F.pad(factor[..., start:], (0, padding)) if padding else factor[..., start:].contiguous()
 
         read = self.read[start:] if len(self.read) > 1 else self.read
         return self._replace(
@@ -160,17 +160,16 @@ def push_first(
     `start` holds those of the tokens from `first` on. The tangents of `result` are (input, direction), flattened.
     """
     inputs = len(start)
-    here = slice(first, first + inputs)
+    tokens = slice(first, first + inputs)
 
     def at_own_token(spread: Tensor) -> Tensor:
-        return spread.unflatten(-1, (inputs, -1))[here].diagonal(dim1=0, dim2=2)  # (feature, direction, input)
+        return spread.unflatten(-1, (inputs, -1))[tokens].diagonal(dim1=0, dim2=2)  # (feature, direction, input)
 
     read.zero_()
-    at_own_token(read).copy_(torch.bmm(block.read.expand(len(result), -1, -1)[here], start).permute(1, 2, 0))
+    at_own_token(read).copy_(torch.bmm(block.read.expand(len(result), -1, -1)[tokens], start).permute(1, 2, 0))
     _mix(read, block, mixed)
     torch.bmm(block.by_output, mixed, out=result)
-    own = at_own_token(result)
-    own += torch.bmm(block.own[here], start).permute(1, 2, 0)
+    at_own_token(result).add_(torch.bmm(block.own[tokens], start).permute(1, 2, 0))
 
 
 def _mix(
@@ -192,9 +191,9 @@ def _mix(
             torch.bmm(block.of_scores[:, head], scores.transpose(0, 1), out=by_head[:, head])
     by_kv_head = values.unflatten(1, (block.kv_heads, d_v)).flatten(2).transpose(0, 1)
     for first in range(heads // block.kv_heads):  # the heads that use each of the values in turn
-        some = slice(first, None, heads // block.kv_heads)
-        taken = by_head[:, some].flatten(2).transpose(0, 1)
-        torch.baddbmm(taken, block.of_values[some], by_kv_head, out=taken)
+        sharing = slice(first, None, heads // block.kv_heads)
+        output = by_head[:, sharing].flatten(2).transpose(0, 1)
+        torch.baddbmm(output, block.of_values[sharing], by_kv_head, out=output)
 
 
 def block_norms(tangents: Float[Tensor, "output feature input direction"], norm: str) -> Float[Tensor, "output input"]:
@@ -290,10 +289,10 @@ def _largest_ritz(diagonal: Float[Tensor, "*batch step"], off_diagonal: list[Ten
     none = torch.zeros_like(steps[:1])
     low = steps.amax(0)
     high = (steps + torch.cat([none, off]) + torch.cat([off, none])).amax(0)  # by Gershgorin's theorem
-    places = torch.arange(1, _CANDIDATES + 1, device=steps.device) / _CANDIDATES
+    fractions = torch.arange(1, _CANDIDATES + 1, device=steps.device) / _CANDIDATES
     for _ in range(_ROUNDS):
         width = (high - low) / _CANDIDATES
-        candidates = low[..., None] + (high - low)[..., None] * places
+        candidates = low[..., None] + (high - low)[..., None] * fractions
         above = reduce(torch.minimum, _pivots(steps[..., None], off[..., None], candidates)) > 0
         above[..., -1] = True
         high = low + width * (above.int().argmax(-1) + 1)
@@ -311,13 +310,13 @@ def _largest_ritz(diagonal: Float[Tensor, "*batch step"], off_diagonal: list[Ten
 
 
 def _pivots(
-    diagonal: Float[Tensor, "step *batch"], off_diagonal: Float[Tensor, "less *batch"], at: Float[Tensor, "*wider"]
+    diagonal: Float[Tensor, "step *batch"], off_diagonal: Float[Tensor, "less *batch"], shift: Float[Tensor, "*wider"]
 ) -> Iterator[Float[Tensor, "*wider"]]:
-    """Yield the pivots of `at` minus a tridiagonal matrix, from its first row on."""
-    yield (pivot := at - diagonal[0])
+    """Yield the pivots of `shift` minus a tridiagonal matrix, from its first row on."""
+    yield (pivot := shift - diagonal[0])
     for entry, next_to in zip(diagonal[1:], off_diagonal, strict=True):
         share = torch.where(next_to > 0, next_to.square() / pivot, 0.0)
-        yield (pivot := at - entry - share)
+        yield (pivot := shift - entry - share)
 
 
 def _unit(vector: Float[Tensor, "*batch d 1"], least: Tensor | float) -> tuple[Tensor, Float[Tensor, "*batch"]]:

@@ -30,41 +30,42 @@ def joint_null_dim(
     """
     H = projection.double()
     resolution = Resolution(rounding_unit(projection.dtype))
-    every = H.shape[0] * H.shape[1]
+    all_dims = H.shape[0] * H.shape[1]
     visible = heads.visible
     added = rank.sum(0).tolist()
-    limit = linalg.matrix_rank(_even(H.flatten(0, 1)), resolution)
+    limit = linalg.matrix_rank(_scale_rows_evenly(H.flatten(0, 1)), resolution)
 
     @functools.cache
-    def stacked(query: int) -> int:
-        if added[query] == every:
+    def stacked_rank(query: int) -> int:
+        if added[query] == all_dims:
             return limit
-        seen = visible.block(torch.tensor([query], device=visible.keys.device), visible.keys)[0]
-        V = heads.values[:, visible.keys[seen]].double()
+        is_visible = visible.block(torch.tensor([query], device=visible.keys.device), visible.keys)[0]
+        V = heads.values[:, visible.keys[is_visible]].double()
         scale = linalg.column_scales(V)
         singular, vectors = linalg.right_spectrum(V * scale)
         real = Resolution(heads.eps).is_real(singular, V.shape[1])
         turned = (vectors / scale.mT).mT
         spans = [turned[h // heads.group][real[h // heads.group]] @ H[h] for h in range(len(H))]
-        return linalg.matrix_rank(_even(torch.cat(spans)), resolution)
+        return linalg.matrix_rank(_scale_rows_evenly(torch.cat(spans)), resolution)
 
-    if limit == every:
+    if limit == all_dims:
         joint = added
     elif visible.nested:
         stops = visible.stop.tolist()
-        row_of = {stop: query for query, stop in enumerate(stops)}
-        rows = [row_of[stop] for stop in sorted(row_of)]
-        split = bisect.bisect_left(rows, True, key=lambda query: stacked(query) < added[query])
-        rest = bisect.bisect_left(rows, True, lo=split, key=lambda query: stacked(query) == limit)
-        ranks = [added[query] for query in rows[:split]] + [stacked(query) for query in rows[split:rest]]
-        ranks += [limit] * (len(rows) - rest)
-        of_stop = dict(zip(sorted(row_of), ranks, strict=True))
-        joint = [of_stop[stop] for stop in stops]
+        query_of_stop = {stop: query for query, stop in enumerate(stops)}
+        distinct_stops = sorted(query_of_stop)
+        rows = [query_of_stop[stop] for stop in distinct_stops]
+        split = bisect.bisect_left(rows, True, key=lambda query: stacked_rank(query) < added[query])
+        full = bisect.bisect_left(rows, True, lo=split, key=lambda query: stacked_rank(query) == limit)
+        ranks = [added[query] for query in rows[:split]] + [stacked_rank(query) for query in rows[split:full]]
+        ranks += [limit] * (len(rows) - full)
+        rank_of_stop = dict(zip(distinct_stops, ranks, strict=True))
+        joint = [rank_of_stop[stop] for stop in stops]
     else:
-        joint = [stacked(query) for query in range(len(added))]
+        joint = [stacked_rank(query) for query in range(len(added))]
     return len(rank) * visible.count - torch.tensor(joint, device=rank.device)
 
 
-def _even(matrix: Float[Tensor, "row column"]) -> Float[Tensor, "row column"]:
+def _scale_rows_evenly(matrix: Float[Tensor, "row column"]) -> Float[Tensor, "row column"]:
     """Scale uneven rows to one size, which does not change the rank."""
     return matrix * linalg.column_scales(matrix.mT).mT

@@ -89,7 +89,7 @@ class Resolution:
         return singular > self.cutoff(singular.amax(-1), count, singular.shape[-1])[..., None]
 
 
-def certified(
+def is_certified(
     smallest: Tensor,
     largest: Tensor,
     count: Tensor | int,
@@ -115,8 +115,8 @@ def cholesky_inverses(
     r"""Invert the Cholesky factors of Gram matrices, and report which have none: $L^{-1}$ with $G = LL^\top$."""
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
 
-    def invert(some: Tensor) -> tuple[Tensor, Tensor]:
-        factor, failed = cholesky_ex(some)
+    def invert(matrices: Tensor) -> tuple[Tensor, Tensor]:
+        factor, failed = cholesky_ex(matrices)
         return solve_triangular(factor, identity, upper=False), failed != 0
 
     return decompose(invert, gram)
@@ -128,7 +128,7 @@ def triangular_roots(
     r"""Find $F$ with $G^{-1} = FF^\top$ by Cholesky, and where it may be used (elsewhere $F$ is meaningless)."""
     inverse, failed = cholesky_inverses(gram)
     smallest = 1 / inverse.square().sum((-2, -1))
-    good = certified(smallest, matrix_norm(gram), count, gram.shape[-1], resolution, floor)
+    good = is_certified(smallest, matrix_norm(gram), count, gram.shape[-1], resolution, floor)
     return inverse.mT, good & ~failed
 
 
@@ -139,7 +139,7 @@ def right_spectrum(values: Float[Tensor, "*rows n d"]) -> tuple[Float[Tensor, "*
     """
     missing = max(0, values.shape[-1] - values.shape[-2])
     padded = torch.nn.functional.pad(values, (0, 0, 0, missing))
-    _, singular, vectors = decompose(lambda some: svd(qr(some, mode="r").R), padded)
+    _, singular, vectors = decompose(lambda matrices: svd(qr(matrices, mode="r").R), padded)
     return singular, vectors.mT
 
 
@@ -153,18 +153,18 @@ def matrix_rank(matrix: Float[Tensor, "row column"], resolution: Resolution) -> 
     floor = WELL_CONDITIONED if resolution.exact else rounding_floor(full)
     if full == 0 or bool(triangular_roots(wide @ wide.mT, count, resolution, floor)[1]):
         return full
-    singular = decompose(lambda some: svdvals(qr(some, mode="r").R), wide.mT)
+    singular = decompose(lambda matrices: svdvals(qr(matrices, mode="r").R), wide.mT)
     return int(resolution.is_real(singular, count).sum())
 
 
 def masked_multiply(
     coefficients: Float[Tensor, "kv group query d"],
     values: Float[Tensor, "kv key d"],
-    other: Float[Tensor, "kv key k"],
-    seen: Bool[Tensor, "query key"],
+    vectors: Float[Tensor, "kv key k"],
+    visible: Bool[Tensor, "query key"],
 ) -> Float[Tensor, "kv group query k"]:
-    r"""Apply the map given by its factors to $X$: ($YV^\top$ where seen, else 0)·$X$."""
-    return ((coefficients @ values[:, None].mT) * seen) @ other[:, None]
+    r"""Apply the map given by its factors to $X$ (`vectors`): ($YV^\top$ where visible, else 0)·$X$."""
+    return ((coefficients @ values[:, None].mT) * visible) @ vectors[:, None]
 
 
 def apply_gram(rows: Float[Tensor, "... query d"], values: Float[Tensor, "... key d"]) -> Tensor:
@@ -190,10 +190,10 @@ def shared_solve(
 def rowwise_solve(
     values: Float[Tensor, "kv key d"],
     output: Float[Tensor, "kv group query d"],
-    seen: Bool[Tensor, "query key"],
+    visible: Bool[Tensor, "query key"],
     resolution: Resolution,
 ) -> tuple[Float[Tensor, "kv group query d"], Int[Tensor, "kv query"]]:
-    """Find coefficients and ranks where row i sees any set of keys, given as row i of the mask `seen`.
+    """Find coefficients and ranks where row i sees any set of keys, given as row i of the mask `visible`.
 
     Rows are taken in chunks; equal neighbouring rows share a factorisation. In float64, one step of refinement against
     $V$ itself makes up for the squared rounding of the Gram matrix.
@@ -202,36 +202,37 @@ def rowwise_solve(
     chunk = max(1, BYTES // (32 * heads * width * width))
     coefficients = []
     ranks = []
-    for right, mask in zip(output.split(chunk, dim=-2), seen.split(chunk), strict=True):
+    for right, mask in zip(output.split(chunk, dim=-2), visible.split(chunk), strict=True):
         used = mask.any(0)
         mask = mask[:, used]
         V = values[:, used]
-        distinct, which = torch.unique_consecutive(mask, dim=0, return_inverse=True)
+        distinct, index = torch.unique_consecutive(mask, dim=0, return_inverse=True)
         root, rank = _row_roots(V, distinct, resolution)
-        root = root[:, which]
+        root = root[:, index]
         Y = (right.transpose(1, 2) @ root @ root.mT).transpose(1, 2)
         if resolution.exact:
             missing = right - masked_multiply(Y, V, V, mask)
             Y = Y + (missing.transpose(1, 2) @ root @ root.mT).transpose(1, 2)
         coefficients.append(Y)
-        ranks.append(rank[:, which])
+        ranks.append(rank[:, index])
     return torch.cat(coefficients, dim=-2), torch.cat(ranks, dim=-1)
 
 
 def _row_roots(
-    values: Float[Tensor, "kv key d"], seen: Bool[Tensor, "row key"], resolution: Resolution
+    values: Float[Tensor, "kv key d"], visible: Bool[Tensor, "row key"], resolution: Resolution
 ) -> tuple[Float[Tensor, "kv row d d"], Int[Tensor, "kv row"]]:
     r"""Find $F$ with $G_i^+ = FF^\top$ and the rank of each row: by Cholesky if certified, else from the spectrum."""
-    gram = _row_grams(values, seen)
-    count = seen.sum(-1)
+    gram = _row_grams(values, visible)
+    count = visible.sum(-1)
     root, good = triangular_roots(gram, count, resolution)
     rank = torch.full(good.shape, values.shape[-1], device=good.device)
     head, row = (~good).nonzero(as_tuple=True)
     if len(row):
         if resolution.exact:  # the Gram matrix has lost what decides: the values themselves
-            places = zip(head.tolist(), row.tolist(), strict=True)
-            spectra = [right_spectrum(values[h, seen[r]]) for h, r in places]
-            singular, vectors = (torch.stack(part) for part in zip(*spectra, strict=True))
+            pairs = zip(head.tolist(), row.tolist(), strict=True)
+            spectra = [right_spectrum(values[h, visible[r]]) for h, r in pairs]
+            singular = torch.stack([singular for singular, _ in spectra])
+            vectors = torch.stack([vectors for _, vectors in spectra])
         else:
             eigenvalues, vectors = decompose(eigh, gram[head, row])
             singular = eigenvalues.clamp(min=0).sqrt()
@@ -241,19 +242,19 @@ def _row_roots(
     return root, rank
 
 
-def _row_grams(values: Float[Tensor, "kv key d"], seen: Bool[Tensor, "row key"]) -> Float[Tensor, "kv row d d"]:
+def _row_grams(values: Float[Tensor, "kv key d"], visible: Bool[Tensor, "row key"]) -> Float[Tensor, "kv row d d"]:
     """Compute each row's $G_i$: one product for the keys that all rows see, a masked sum for the others.
 
     Nothing is subtracted.
     """
-    everyone = seen.all(0)
-    common = values[:, everyone]
-    others = values[:, ~everyone]
-    mask = seen[:, ~everyone].to(values)
+    seen_by_all = visible.all(0)
+    common = values[:, seen_by_all]
+    masked_values = values[:, ~seen_by_all]
+    mask = visible[:, ~seen_by_all].to(values)
     heads, _, width = values.shape
-    gram = (common.mT @ common)[:, None].repeat(1, len(seen), 1, 1)
+    gram = (common.mT @ common)[:, None].repeat(1, len(visible), 1, 1)
     chunk = max(1, BYTES // (32 * heads * width * width))
-    for V, weight in zip(others.split(chunk, dim=1), mask.split(chunk, dim=1), strict=True):
+    for V, weight in zip(masked_values.split(chunk, dim=1), mask.split(chunk, dim=1), strict=True):
         products = (V[..., :, None] * V[..., None, :]).flatten(-2)
         gram += (weight @ products).unflatten(-1, (width, width))
     return gram

@@ -1,7 +1,7 @@
-"""How tokens mix: readings of contributions (sections 5.2 and 5.3, Appendix C), and their statistics over texts.
+"""How tokens mix: measures of contributions (sections 5.2 and 5.3, Appendix C), and their statistics over texts.
 
-Every reading takes the contributions of one text, (layer, input, output), with all outputs present. `Mixing` gathers
-the readings of many texts. It counts and adds in integers, so merging is exact: the same texts give the same
+Every measure takes the contributions of one text, (layer, input, output), with all outputs present. `Mixing` gathers
+those of many texts. It counts and adds in integers, so merging is exact: the same texts give the same
 bits, whatever their order and however they were divided.
 """
 
@@ -23,7 +23,7 @@ Contribution = Float[Tensor, "layer n n"]
 
 
 def own_contribution(contribution: Float[Tensor, "layer input n"]) -> Float[Tensor, "layer n"]:
-    """Read how much of each hidden vector comes from its own token: $c_{jj}$ of Eq. 11 (Fig. 3a).
+    """Return how much of each hidden vector comes from its own token: $c_{jj}$ of Eq. 11 (Fig. 3a).
 
     Inputs of another text may follow those of the tokens themselves.
     """
@@ -85,11 +85,13 @@ class Offsets(NamedTuple):
     def merge(self, other: "Offsets") -> "Offsets":
         """Combine with the contributions of other texts."""
         reach = max(len(self.pairs), len(other.pairs)) // 2
-        return Offsets(*(mine + theirs for mine, theirs in zip(self._wide(reach), other._wide(reach), strict=True)))
+        first = self._padded(reach)
+        second = other._padded(reach)
+        return Offsets(first.sums + second.sums, first.pairs + second.pairs)
 
-    def _wide(self, reach: int) -> "Offsets":
+    def _padded(self, reach: int) -> "Offsets":
         missing = reach - len(self.pairs) // 2
-        return Offsets(*(torch.nn.functional.pad(part, (missing, missing)) for part in self))
+        return Offsets(*(torch.nn.functional.pad(array, (missing, missing)) for array in self))
 
 
 def by_offset(contribution: Contribution, *, causal: bool) -> Offsets:
@@ -105,8 +107,9 @@ def to_token(contribution: Contribution, token: int, *, centre: int) -> Offsets:
     With `token` that of [CLS], Fig. 18a has `centre` there too, and Fig. 18b at the first [SEP].
     """
     n = contribution.shape[1]
-    places = torch.arange(n, device=contribution.device)
-    return _gather(contribution[:, :, token], places - centre, keep=places != token, reach=max(centre, n - 1 - centre))
+    positions = torch.arange(n, device=contribution.device)
+    reach = max(centre, n - 1 - centre)
+    return _gather(contribution[:, :, token], positions - centre, keep=positions != token, reach=reach)
 
 
 class Mixing(NamedTuple):
@@ -124,7 +127,7 @@ class Mixing(NamedTuple):
     around_separator: Offsets
 
     def merge(self, other: "Mixing") -> "Mixing":
-        """Combine with the readings of other texts."""
+        """Combine with the statistics of other texts."""
         layers = len(self.group_sums), len(other.group_sums)
         if layers[0] != layers[1]:
             raise InputError(
@@ -155,7 +158,7 @@ def mixing(
     cls: int | None = None,
     separator: int | None = None,
 ) -> Mixing:
-    """Take all readings of one text, ready to be merged.
+    """Return the statistics of one text, ready to be merged.
 
     `cls` and `separator` are the positions of [CLS] and of the first [SEP], if any.
     """
@@ -163,7 +166,7 @@ def mixing(
     groups = neighbour_groups(contribution, causal=causal)
     nothing = Offsets(torch.zeros(len(contribution), 1, dtype=torch.long), torch.zeros(1, dtype=torch.long))
     return Mixing(
-        group_sums=_fixed(groups.nan_to_num(0.0)).sum(2),
+        group_sums=_fixed_point(groups.nan_to_num(0.0)).sum(2),
         group_tokens=(~groups[0].isnan()).sum(1),
         offsets=by_offset(contribution, causal=causal),
         to_cls=nothing if cls is None else to_token(contribution, cls, centre=cls),
@@ -175,8 +178,8 @@ def mixing(
 
 def own_boxes(own: Float[Tensor, "layer n"]) -> Float[Tensor, "layer 5"]:
     """Compute the box plot of own contributions in each layer (Fig. 3a), to the middles of `BINS` bins of [0, 1]."""
-    places = (own.double() * BINS).long().clamp(0, BINS - 1)
-    return boxes(torch.zeros(len(own), BINS, dtype=torch.long).scatter_add_(1, places, torch.ones_like(places)))
+    bins = (own.double() * BINS).long().clamp(0, BINS - 1)
+    return boxes(torch.zeros(len(own), BINS, dtype=torch.long).scatter_add_(1, bins, torch.ones_like(bins)))
 
 
 def tag_boxes(own: Float[Tensor, "layer n"], tags: Sequence[str]) -> dict[str, Float[Tensor, "layer 5"]]:
@@ -186,10 +189,10 @@ def tag_boxes(own: Float[Tensor, "layer n"], tags: Sequence[str]) -> dict[str, F
     """
     if len(tags) != own.shape[1]:
         raise InputError(f"Reading {own.shape[1]} tokens by tag: got {len(tags)} tags. Give one tag per token.")
-    places: dict[str, list[int]] = {tag: [] for tag in sorted(set(tags))}
-    for place, tag in enumerate(tags):
-        places[tag].append(place)
-    by_tag = {tag: own_boxes(own[:, where]) for tag, where in places.items()}
+    positions: dict[str, list[int]] = {tag: [] for tag in sorted(set(tags))}
+    for position, tag in enumerate(tags):
+        positions[tag].append(position)
+    by_tag = {tag: own_boxes(own[:, tag_positions]) for tag, tag_positions in positions.items()}
     return dict(sorted(by_tag.items(), key=lambda item: -float(item[1][-1, 2])))
 
 
@@ -220,8 +223,8 @@ def boxes(counts: Int[Tensor, "*axis bin"]) -> Float[Tensor, "*axis 5"]:
 
 def _offsets(contribution: Contribution, causal: bool) -> Int[Tensor, "n n"]:
     """Return the input's position minus the output's; 0, as for the token itself, where a causal mask bars it."""
-    places = torch.arange(contribution.shape[1], device=contribution.device)
-    offsets = places[:, None] - places
+    positions = torch.arange(contribution.shape[1], device=contribution.device)
+    offsets = positions[:, None] - positions
     return offsets.clamp(max=0) if causal else offsets
 
 
@@ -229,15 +232,15 @@ def _gather(
     values: Float[Tensor, "layer pair"], offsets: Int[Tensor, "pair"], *, keep: Bool[Tensor, "pair"], reach: int
 ) -> Offsets:
     """Add values up by offset."""
-    places = offsets[keep] + reach
-    pairs = torch.bincount(places, minlength=2 * reach + 1)
+    indices = offsets[keep] + reach
+    pairs = torch.bincount(indices, minlength=2 * reach + 1)
     sums = torch.zeros_like(pairs).repeat(len(values), 1)
-    return Offsets(sums.index_add_(1, places, _fixed(values[:, keep])), pairs)
+    return Offsets(sums.index_add_(1, indices, _fixed_point(values[:, keep])), pairs)
 
 
-def _fixed(values: Float[Tensor, "*any"]) -> Int[Tensor, "*any"]:
+def _fixed_point(values: Float[Tensor, "*any"]) -> Int[Tensor, "*any"]:
     return (values.double() * _UNIT).round().long()
 
 
-def _ratio(part: Tensor, whole: Tensor) -> Float[Tensor, "*any"]:
-    return torch.where(whole > 0, part.double() / whole, 0.0)
+def _ratio(numerator: Tensor, denominator: Tensor) -> Float[Tensor, "*any"]:
+    return torch.where(denominator > 0, numerator.double() / denominator, 0.0)

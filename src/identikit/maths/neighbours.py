@@ -9,12 +9,12 @@ from identikit.shapes import Bool, Float, Int, Tensor
 
 DISTANCES = ("cosine", "l2")
 
-_MOST_PAIRS = 1 << 17
-_FEWEST_QUERIES = 256
+_MAX_PAIRS = 1 << 17
+_MIN_QUERIES = 256
 
 
 class Nearest(NamedTuple):
-    """What the lookup found for each query; queries without a target hold False, -1, NaN and False."""
+    """The result of the lookup for each query; queries without a target hold False, -1, NaN and False."""
 
     hit: Bool[Tensor, "*batch query"]
     winner: Int[Tensor, "*batch query"]
@@ -34,7 +34,7 @@ def nearest(
     predicted: Float[Tensor, "*batch query d"],
     candidates: Float[Tensor, "*batch key d"],
     *,
-    own: Int[Tensor, "*batch query"],
+    target_position: Int[Tensor, "*batch query"],
     identity: Int[Tensor, "*batch key"],
     keep: Bool[Tensor, "*batch key"],
     distance: str,
@@ -43,15 +43,15 @@ def nearest(
 
     $$\hat c_l(e_i^l) = \mathrm{NN}(\hat g_l(e_i^l)) = x_i \qquad \text{(section 4, unnumbered)}$$
 
-    $\hat g_l(e_i^l)$ is `predicted`, the input vectors of the sentence are `candidates`, and `own` is the position of
-    $x_i$ among them (-1: this query has no target and is left out). `keep` is False for padding, which is never a
-    candidate. `distance` is "cosine" or "l2"; the cosine distance to or from a zero vector is 1.
+    $\hat g_l(e_i^l)$ is `predicted`, the input vectors of the sentence are `candidates`, and `target_position` is
+    that of $x_i$ among them (-1: this query has no target and is left out). `keep` is False for padding, which is never
+    a candidate. `distance` is "cosine" or "l2"; the cosine distance to or from a zero vector is 1.
 
     The margin is the distance to the nearest wrong candidate minus the distance to the target, and a hit is a margin
     above 0. The paper does not cover these cases: candidates whose vectors equal the target's (the same number in
     `identity`) are right too, any other tie is a miss, and with no wrong candidate at all the margin is infinite.
-    `winner` is `own` for a hit and the nearest wrong candidate (the first of equals) for a miss. `duplicated` marks
-    targets that occur more than once. All is computed in float64, so that rounding does not decide between close
+    `winner` is the target for a hit and the nearest wrong candidate (the first of equals) for a miss. `duplicated`
+    marks targets that occur more than once. All is computed in float64, so that rounding does not decide between close
     candidates.
     """
     predicted = predicted.double()
@@ -60,21 +60,21 @@ def nearest(
         distances = torch.cdist(predicted, candidates, compute_mode="use_mm_for_euclid_dist")
     else:
         distances = 1 - _unit(predicted) @ _unit(candidates).mT
-    has_target = own >= 0
-    position = own.clamp(min=0)
+    has_target = target_position >= 0
+    position = target_position.clamp(min=0)
     keep = keep.unsqueeze(-2)
-    same = _same(identity, position) & keep
-    right = distances.masked_fill(~same, torch.inf).amin(-1)
-    others = distances.masked_fill(same | ~keep, torch.inf)
-    nearest_wrong = others.argmin(-1)
-    margin = others.gather(-1, nearest_wrong.unsqueeze(-1)).squeeze(-1) - right
+    is_target = _same(identity, position) & keep
+    right = distances.masked_fill(~is_target, torch.inf).amin(-1)
+    wrong_distances = distances.masked_fill(is_target | ~keep, torch.inf)
+    nearest_wrong = wrong_distances.argmin(-1)
+    margin = wrong_distances.gather(-1, nearest_wrong.unsqueeze(-1)).squeeze(-1) - right
     hit = (margin > 0) & has_target
     first_alike = (_same(identity, nearest_wrong) & keep).byte().argmax(-1)
     return Nearest(
         hit=hit,
         winner=torch.where(has_target, torch.where(hit, position, first_alike), -1),
         margin=torch.where(has_target, margin, torch.nan),
-        duplicated=(same.sum(-1) > 1) & has_target,
+        duplicated=(is_target.sum(-1) > 1) & has_target,
     )
 
 
@@ -96,31 +96,31 @@ def nearest_in_sentences(
     lengths = lengths.to(predicted.device)
     starts = lengths.cumsum(0) - lengths
     tokens = predicted.shape[0]
-    every = Nearest(
+    results = Nearest(
         hit=torch.zeros(tokens, dtype=torch.bool, device=predicted.device),
         winner=torch.full((tokens,), -1, device=predicted.device),
         margin=torch.full((tokens,), torch.nan, dtype=torch.float64, device=predicted.device),
         duplicated=torch.zeros(tokens, dtype=torch.bool, device=predicted.device),
     )
-    for sentences, queries in _batches(lengths):
+    for sentences, queries in _padded_batches(lengths):
         length = lengths[sentences].unsqueeze(-1)
         position = torch.arange(int(length.max()), device=predicted.device).unsqueeze(0)
         keep = position < length
         rows = torch.where(keep, starts[sentences].unsqueeze(-1) + position, 0)
         target = position[:, queries] + offset
-        own = torch.where(keep[:, queries] & (target >= 0) & (target < length), target, -1)
-        some = nearest(
+        target_position = torch.where(keep[:, queries] & (target >= 0) & (target < length), target, -1)
+        looked_up = nearest(
             predicted[rows[:, queries]],
             candidates[rows],
-            own=own,
+            target_position=target_position,
             identity=identity[rows],
             keep=keep,
             distance=distance,
         )
         real = keep[:, queries]
-        for whole, piece in zip(every, some, strict=True):
-            whole[rows[:, queries][real]] = piece[real]
-    return every
+        for result, batch in zip(results, looked_up, strict=True):
+            result[rows[:, queries][real]] = batch[real]
+    return results
 
 
 def paired_distance(
@@ -158,18 +158,18 @@ def distance_gradient(
     return torch.addcmul(predicted * along, target, _ratio(weight, scale).unsqueeze(-1), value=-1)
 
 
-def _batches(lengths: Int[Tensor, " sentence"]) -> Iterator[tuple[Int[Tensor, " some"], slice]]:
+def _padded_batches(lengths: Int[Tensor, " sentence"]) -> Iterator[tuple[Int[Tensor, " sentence_"], slice]]:
     """Cut sentences into pieces of bounded size, by length, and very long ones also by query."""
     order = lengths.argsort(descending=True)
     sizes = lengths[order].tolist()
     first = 0
     while first < len(sizes):
         longest = max(1, sizes[first])
-        some = max(1, _MOST_PAIRS // longest**2)
-        queries = max(_FEWEST_QUERIES, _MOST_PAIRS // longest)
+        count = max(1, _MAX_PAIRS // longest**2)
+        queries = max(_MIN_QUERIES, _MAX_PAIRS // longest)
         for start in range(0, longest, queries):
-            yield order[first : first + some], slice(start, min(start + queries, longest))
-        first += some
+            yield order[first : first + count], slice(start, min(start + queries, longest))
+        first += count
 
 
 def _same(

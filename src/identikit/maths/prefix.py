@@ -19,7 +19,7 @@ import torch
 from torch.linalg import eigvalsh, matrix_norm, qr, solve_triangular
 
 from identikit.maths import linalg
-from identikit.maths.linalg import WELL_CONDITIONED, Resolution, certified, cholesky_inverses, rounding_floor
+from identikit.maths.linalg import WELL_CONDITIONED, Resolution, cholesky_inverses, is_certified, rounding_floor
 from identikit.maths.threads import decompose
 from identikit.shapes import Bool, Float, Int, Tensor
 
@@ -38,69 +38,70 @@ def prefix_solve(
     coefficients = torch.zeros_like(output)
     rank = torch.zeros(len(values), len(stop), dtype=torch.long, device=values.device)
     good = (stop == 0).repeat(len(values), 1)
-    which, start = _distinct(values, width)
+    number, start = _number_distinct(values, width)
     rows = ((stop > 0) & (stop <= start)).nonzero()[:, 0]
     if len(rows):
-        solution, distinct, sure = _first_rows(values[:, :start], which, output[:, :, rows], stop[rows], resolution)
+        solution, distinct, sure = _first_rows(values[:, :start], number, output[:, :, rows], stop[rows], resolution)
         coefficients[:, :, rows] = solution
         rank[:, rows] = distinct
         good[:, rows] = sure
-    many = 1
+    blocks_at_once = 1
     if not resolution.exact:  # blocks of d keys that are solved together; a GPU needs more of them to be busy
         room = linalg.BYTES * (8 if output.is_cuda else 1)
-        many = max(1, room // (8 * len(values) * width * width * (6 * output.shape[1] + 8)))
-    for begin, blocks in _all_blocks(values, start, many):
+        blocks_at_once = max(1, room // (8 * len(values) * width * width * (6 * output.shape[1] + 8)))
+    for begin, blocks in _all_blocks(values, start, blocks_at_once):
         length = blocks.keys.shape[2]
         rows = ((stop > begin) & (stop <= begin + len(blocks.start) * length)).nonzero()[:, 0]
         if len(rows):
             line, table = _tabulate((stop[rows] - 1 - begin) // length, length)
-            kept = table >= 0
-            place = rows[table.clamp(min=0)]
-            right = output[:, :, place].transpose(1, 2)
-            solution, sure = _solve_blocks(blocks.take(line), right, stop[place], resolution)
-            rows = place[kept]
-            coefficients[:, :, rows] = solution.transpose(1, 2)[:, :, kept]
-            good[:, rows] = sure[:, kept]
+            is_row = table >= 0
+            row_table = rows[table.clamp(min=0)]
+            right = output[:, :, row_table].transpose(1, 2)
+            solution, sure = _solve_blocks(blocks.select(line), right, stop[row_table], resolution)
+            rows = row_table[is_row]
+            coefficients[:, :, rows] = solution.transpose(1, 2)[:, :, is_row]
+            good[:, rows] = sure[:, is_row]
             rank[:, rows] = width
     for head in (~good).any(1).nonzero()[:, 0].tolist():
-        left = (~good[head]).nonzero()[:, 0]
-        seen = torch.arange(int(stop[left].max()), device=stop.device) < stop[left, None]
-        V = values[head][None, : seen.shape[1]]
-        solution, ranks = linalg.rowwise_solve(V, output[head][None, :, left], seen, resolution)
-        coefficients[head][:, left] = solution[0]
-        rank[head][left] = ranks[0]
+        unsolved = (~good[head]).nonzero()[:, 0]
+        visible = torch.arange(int(stop[unsolved].max()), device=stop.device) < stop[unsolved, None]
+        V = values[head][None, : visible.shape[1]]
+        solution, ranks = linalg.rowwise_solve(V, output[head][None, :, unsolved], visible, resolution)
+        coefficients[head][:, unsolved] = solution[0]
+        rank[head][unsolved] = ranks[0]
     return coefficients, rank
 
 
-def _distinct(values: Float[Tensor, "kv key d"], most: int) -> tuple[Int[Tensor, "first"], int]:
-    """Number the distinct keys as they appear, up to the key that would be one more than `most`.
+def _number_distinct(values: Float[Tensor, "kv key d"], limit: int) -> tuple[Int[Tensor, "first"], int]:
+    """Number the distinct keys as they appear, up to the key that would be one more than `limit`.
 
     Returns the number of each key before that one, and how many there are. Keys are equal if they are in all heads.
     """
     keys = values.shape[1]
-    taken = 2 * most
+    counted_keys = 2 * limit
     while True:
-        taken = min(keys, taken)
-        _, same = torch.unique(values[:, :taken].transpose(0, 1).flatten(1), dim=0, return_inverse=True)
-        place = torch.arange(taken, device=values.device)
-        first = torch.full_like(place, taken).scatter_reduce_(0, same, place, "amin")[same]
-        number = (first == place).cumsum(0) - 1
-        start = int((number < most).sum())
-        if start < taken or taken == keys:
+        counted_keys = min(keys, counted_keys)
+        _, class_of_key = torch.unique(values[:, :counted_keys].transpose(0, 1).flatten(1), dim=0, return_inverse=True)
+        index = torch.arange(counted_keys, device=values.device)
+        first_of_class = torch.full_like(index, counted_keys).scatter_reduce_(0, class_of_key, index, "amin")
+        first = first_of_class[class_of_key]
+        number = (first == index).cumsum(0) - 1
+        start = int((number < limit).sum())
+        if start < counted_keys or counted_keys == keys:
             return number[first[:start]], start
-        taken *= 2
+        counted_keys *= 2
 
 
 def _first_rows(
     values: Float[Tensor, "kv key d"],
-    which: Int[Tensor, "key"],
+    number: Int[Tensor, "key"],
     output: Float[Tensor, "kv group row d"],
     ends: Int[Tensor, "row"],
     resolution: Resolution,
 ) -> tuple[Float[Tensor, "kv group row d"], Int[Tensor, "row"], Bool[Tensor, "kv row"]]:
     r"""Solve rows that see at most d distinct keys; return ranks too, and where those keys are surely independent.
 
-    Key m is the distinct key number `which[m]`. Row p sees the first k distinct keys, $U_k$, with counts $C$. With
+    Key m is the distinct key `number[m]`. Row p sees the first k distinct keys, $U_k$, with counts $C$. With
     $U^\top = QR$, $U_k^\top = Q_k R_k$. $R_k$ is the leading block of $R$, and its inverse is the leading block of
     $R^{-1}$. So $y = Q_k R_k^{-\top} C^{-1} R_k^{-1} Q_k^\top o$ for all rows from one factorisation, by leaving out
     the coordinates from k on.
@@ -110,10 +111,10 @@ def _first_rows(
     """
     width = values.shape[-1]
     floor = WELL_CONDITIONED if resolution.exact else 1e-13
-    counts = torch.nn.functional.one_hot(which).cumsum(0)[ends - 1].to(values)
+    counts = torch.nn.functional.one_hot(number).cumsum(0)[ends - 1].to(values)
     distinct = (counts > 0).sum(-1)
-    place = torch.arange(len(which), device=which.device)
-    first = torch.full_like(counts[0], len(which), dtype=torch.long).scatter_reduce_(0, which, place, "amin")
+    index = torch.arange(len(number), device=number.device)
+    first = torch.full_like(counts[0], len(number), dtype=torch.long).scatter_reduce_(0, number, index, "amin")
     U = values[:, first]
     Q, R = decompose(qr, U.mT)
     size = U.square().sum(-1)
@@ -121,11 +122,11 @@ def _first_rows(
     independent = independent.long().cumprod(-1).bool()
     identity = torch.eye(len(first), dtype=R.dtype, device=R.device)
     regular = torch.where(independent[:, None], R, identity)
-    inverse = decompose(lambda some: solve_triangular(some, identity, upper=True), regular)
+    inverse = decompose(lambda matrices: solve_triangular(matrices, identity, upper=True), regular)
     inverse = torch.where(independent[:, None], inverse, 0.0)
     norm = (inverse.mT @ inverse).square().cumsum(-1).cumsum(-2).diagonal(dim1=-2, dim2=-1).sqrt()
     last = distinct - 1
-    good = independent[:, last] & certified(1 / norm[:, last], size @ counts.mT, ends, width, resolution, floor)
+    good = independent[:, last] & is_certified(1 / norm[:, last], size @ counts.mT, ends, width, resolution, floor)
     leading = counts > 0
     Q = Q[:, None]
     inverse = inverse[:, None]
@@ -144,13 +145,13 @@ class _Blocks:
     earlier: Float[Tensor, "kv seen d"]
     """All keys before the first block."""
 
-    def take(self, which: Int[Tensor, "line"]) -> "_Blocks":
-        """Return chosen blocks."""
-        return _Blocks(self.start[which], self.keys[:, which], self.gram[:, which], self.after[:, which], self.earlier)
+    def select(self, index: Int[Tensor, "line"]) -> "_Blocks":
+        """Return some of the blocks."""
+        return _Blocks(self.start[index], self.keys[:, index], self.gram[:, index], self.after[:, index], self.earlier)
 
 
-def _all_blocks(values: Float[Tensor, "kv key d"], start: int, many: int) -> Iterator[tuple[int, _Blocks]]:
-    """Yield the keys from `start` on in blocks, and where they begin: short ones first, then of d keys, `many` at once.
+def _all_blocks(values: Float[Tensor, "kv key d"], start: int, blocks_at_once: int) -> Iterator[tuple[int, _Blocks]]:
+    """Yield the keys from `start` on in blocks, and where they begin: short ones, then of d keys, several at once.
 
     Gram matrices are carried along: they are sums of positive terms, so nothing cancels.
     """
@@ -159,27 +160,28 @@ def _all_blocks(values: Float[Tensor, "kv key d"], start: int, many: int) -> Ite
     length = min(SHORTEST, width)
     gram = values[:, :start].mT @ values[:, :start]
     while start < keys:
-        stop = start + length * (many if length == width else 1)
-        some = values[:, start:stop]
-        some = torch.nn.functional.pad(some, (0, 0, 0, -some.shape[1] % length)).unflatten(1, (-1, length))
-        after = gram[:, None] + (some.mT @ some).cumsum(1)
-        starts = torch.arange(start, start + some.shape[1] * length, length, device=values.device)
+        stop = start + length * (blocks_at_once if length == width else 1)
+        portion = values[:, start:stop]
+        portion = torch.nn.functional.pad(portion, (0, 0, 0, -portion.shape[1] % length))
+        blocks = portion.unflatten(1, (-1, length))
+        after = gram[:, None] + (blocks.mT @ blocks).cumsum(1)
+        starts = torch.arange(start, start + blocks.shape[1] * length, length, device=values.device)
         before = torch.cat([gram[:, None], after[:, :-1]], 1)
-        yield start, _Blocks(starts, some, before, after, values[:, :start])
+        yield start, _Blocks(starts, blocks, before, after, values[:, :start])
         start = stop
         gram = after[:, -1]
         length = min(width, start - first)
 
 
-def _tabulate(block: Int[Tensor, "row"], size: int) -> tuple[Int[Tensor, "line"], Int[Tensor, "line place"]]:
+def _tabulate(block: Int[Tensor, "row"], size: int) -> tuple[Int[Tensor, "line"], Int[Tensor, "line column"]]:
     """Lay the rows of each block out in lines of `size`; return each line's block, and a table of rows (−1: none)."""
     count = torch.bincount(block)
     lines = (count + size - 1) // size
     order = block.argsort(stable=True)
-    place = torch.arange(len(block), device=block.device) - (count.cumsum(0) - count)[block[order]]
-    line = (lines.cumsum(0) - lines)[block[order]] + place // size
+    index_in_block = torch.arange(len(block), device=block.device) - (count.cumsum(0) - count)[block[order]]
+    line = (lines.cumsum(0) - lines)[block[order]] + index_in_block // size
     table = torch.full((int(lines.sum()), size), -1, device=block.device)
-    table[line, place % size] = order
+    table[line, index_in_block % size] = order
     return torch.arange(len(count), device=block.device).repeat_interleave(lines), table
 
 
@@ -204,12 +206,12 @@ def _block_roots(
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) + blocks.keys.square().sum(-1).cumsum(-1)
     largest = trace.minimum(matrix_norm(blocks.after)[..., None])
     counts = blocks.start[:, None] + torch.arange(1, trace.shape[-1] + 1, device=gram.device)
-    good = certified(smallest, largest, counts, width, resolution, floor) & usable[..., None]
+    good = is_certified(smallest, largest, counts, width, resolution, floor) & usable[..., None]
     unsure = usable & ~good.all(-1)
     if unsure.any():  # with a tolerance the cutoff is so high that bounds are not enough
         least = decompose(eigvalsh, gram[unsure])[:, :1]
-        most = decompose(eigvalsh, blocks.after[unsure])[:, -1:]
-        good[unsure] = certified(least, most, counts.expand(good.shape)[unsure], width, resolution, floor)
+        greatest = decompose(eigvalsh, blocks.after[unsure])[:, -1:]
+        good[unsure] = is_certified(least, greatest, counts.expand(good.shape)[unsure], width, resolution, floor)
     return root, good, torch.where(good, largest / smallest, 0.0).amax()
 
 
@@ -231,8 +233,8 @@ def _solve_blocks(
     Z = blocks.keys @ root
     identity = torch.eye(Z.shape[-2], dtype=Z.dtype, device=Z.device)
     inner, _ = cholesky_inverses(identity + Z @ Z.mT)
-    seen = ends - blocks.start[:, None]
-    leading = (torch.arange(Z.shape[-2], device=Z.device) < seen[..., None])[:, None]
+    keys_seen = ends - blocks.start[:, None]
+    leading = (torch.arange(Z.shape[-2], device=Z.device) < keys_seen[..., None])[:, None]
     root, Z, inner, W, gram = (factor[:, :, None] for factor in (root, Z, inner, blocks.keys, blocks.gram))
 
     def solve(right: Tensor) -> Tensor:
@@ -246,4 +248,4 @@ def _solve_blocks(
     solution = solve(output)
     for _ in range(int(resolution.exact) or sum(float(condition) > limit for limit in REFINED_ABOVE)):
         solution = solution + solve(output - multiply(solution))
-    return solution, good.gather(2, (seen - 1).clamp(0, good.shape[2] - 1).expand(len(good), -1, -1))
+    return solution, good.gather(2, (keys_seen - 1).clamp(0, good.shape[2] - 1).expand(len(good), -1, -1))

@@ -69,11 +69,11 @@ def reachable(
     step = max(1, BYTES // (24 * heads * n * width))
     reaches = []
     for start in range(0, rows, step):
-        some = slice(start, start + step)
-        weights = attention[:, some].double()
-        sloped = (keys if keys.shape[1] == 1 else keys[:, some]).double()
+        queries = slice(start, start + step)
+        weights = attention[:, queries].double()
+        sloped = (keys if keys.shape[1] == 1 else keys[:, queries]).double()
         if slope is not None:
-            sloped = sloped * slope[:, some, :, None].double()
+            sloped = sloped * slope[:, queries, :, None].double()
         reach = _reach(weights, sloped, values.double(), eps)
         by_key = column_scales(sloped)
         by_value = column_scales(values.double())
@@ -102,12 +102,12 @@ def _reach(
     real = singular > (unit * (by_value + by_key).sum(-1).sqrt())[..., None]
     fixed = real.sum(-1)
     # B has the row space of C in its own: where that is all there can be, its rank is known.
-    most = ((weights > 0).sum(-1) - 1).clamp(min=0, max=keys.shape[-1])
+    largest_rank = ((weights > 0).sum(-1) - 1).clamp(min=0, max=keys.shape[-1])
     moved = fixed.clone()
-    open_ = fixed < most
+    unknown = fixed < largest_rank
     size = (weights * vector_norm(keys, dim=-1).square()).sum(-1).sqrt()
-    lengths = decompose(svdvals if exact else _singular_by_gram, B[open_])
-    moved[open_] = moved[open_].maximum((lengths > unit * size[open_][:, None]).sum(-1))
+    lengths = decompose(svdvals if exact else _singular_by_gram, B[unknown])
+    moved[unknown] = moved[unknown].maximum((lengths > unit * size[unknown][:, None]).sum(-1))
     smallest = singular.masked_fill(~real, torch.inf).amin(-1)
     condition = torch.where(fixed > 0, singular.amax(-1) / smallest, torch.nan)
     return Reach(moved - fixed, condition)

@@ -6,7 +6,7 @@ each wait lasts until the scheduler's next turn: `eigh` of six 384 × 384 matric
 memory. So decompositions go through `decompose`:
 
     eigenvalues, vectors = decompose(torch.linalg.eigh, gram)              # (..., d, d), any batch axes
-    triangle = decompose(lambda some: torch.linalg.qr(some, mode="r").R, values)
+    triangle = decompose(lambda matrices: torch.linalg.qr(matrices, mode="r").R, values)
     inverse = decompose(lambda factor: solve_triangular(factor, identity, upper=False), factor)
 
 Products of large matrices keep all threads: they wait once per product, not once per column.
@@ -32,7 +32,7 @@ Answer = TypeVar("Answer", bound=Tensor | tuple[Tensor, ...])
 
 _starting = threading.Lock()
 _independent: ContextVar[int] = ContextVar("independent", default=0)
-_SIDE = 192  # of the products that tell whether threads fight
+_SIDE = 192  # of the products that tell whether threads contend
 _PRODUCTS = 20
 
 
@@ -63,9 +63,9 @@ def decompose(function: Callable[..., Answer], *matrices: Tensor) -> Answer:
         with torch.inference_mode(inference), torch.set_grad_enabled(gradients):  # PyTorch keeps both per thread
             return function(*piece)
 
-    def joined(parts: Sequence[Tensor]) -> Tensor:
-        whole = parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
-        return whole.unflatten(0, batch) if len(batch) > 1 else whole
+    def joined(tensors: Sequence[Tensor]) -> Tensor:
+        tensor = tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
+        return tensor.unflatten(0, batch) if len(batch) > 1 else tensor
 
     if threads == 1:
         answers = [function(*piece) for piece in pieces]
@@ -74,7 +74,7 @@ def decompose(function: Callable[..., Answer], *matrices: Tensor) -> Answer:
     first = answers[0]
     if isinstance(first, Tensor):
         return cast("Answer", joined(cast("Sequence[Tensor]", answers)))
-    return cast("Answer", type(first)([joined(parts) for parts in zip(*answers, strict=True)]))
+    return cast("Answer", type(first)([joined(tensors) for tensors in zip(*answers, strict=True)]))
 
 
 @cache
@@ -112,7 +112,7 @@ def one_thread_if_busy() -> Iterator[None]:
 def useful_thread_count() -> int:
     """Return how many threads PyTorch should use now: all, or one where other processes keep cores busy."""
     usual = torch.get_num_threads()
-    return 1 if usual > 1 and _fight(usual) else usual
+    return 1 if usual > 1 and _threads_contend(usual) else usual
 
 
 @contextmanager
@@ -137,8 +137,8 @@ def worker_count() -> int:
     return _independent.get() or torch.get_num_threads()
 
 
-def _fight(threads: int) -> bool:
-    """Time small products with all threads and with one."""
+def _threads_contend(threads: int) -> bool:
+    """Tell whether small products take longer with all threads than with one."""
     factor = torch.ones(_SIDE, _SIDE)
     seconds = {}
     try:

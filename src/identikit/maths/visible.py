@@ -36,14 +36,14 @@ class Visible:
         """Whether every query that sees anything sees the same keys."""
         return self.nested and bool(((self.stop == 0) | (self.stop == len(self.keys))).all())
 
-    def block(self, queries: Int[Tensor, "some"], keys: Int[Tensor, "few"]) -> Bool[Tensor, "some few"]:
+    def block(self, queries: Int[Tensor, "query_"], keys: Int[Tensor, "key_"]) -> Bool[Tensor, "query_ key_"]:
         """Return the mask for these queries and keys."""
-        place = torch.full((self.n_keys,), -1, device=self.keys.device)
-        place[self.keys] = torch.arange(len(self.keys), device=place.device)
-        place = place[keys]
+        index = torch.full((self.n_keys,), -1, device=self.keys.device)  # of each key among those that any query sees
+        index[self.keys] = torch.arange(len(self.keys), device=index.device)
+        index = index[keys]
         if self.mask is not None:
-            return self.mask[queries][:, place.clamp(min=0)] & (place >= 0)
-        return (place >= self.start[queries, None]) & (place < self.stop[queries, None])
+            return self.mask[queries][:, index.clamp(min=0)] & (index >= 0)
+        return (index >= self.start[queries, None]) & (index < self.stop[queries, None])
 
 
 def visible_from_mask(mask: Bool[Tensor, "..."], n_queries: int) -> Visible:
@@ -60,10 +60,11 @@ def visible_from_mask(mask: Bool[Tensor, "..."], n_queries: int) -> Visible:
         mask = mask[:, keys]
     count = mask.sum(-1)
     start = mask.byte().argmax(-1) if len(keys) else count
-    place = torch.arange(len(keys), device=mask.device)
-    runs = (place >= start[:, None]) & (place < (start + count)[:, None])
-    rest = None if torch.equal(mask, runs) else mask.expand(n_queries, -1)
-    return Visible(n_keys, keys, start.expand(n_queries), (start + count).expand(n_queries), rest)
+    stop = start + count
+    index = torch.arange(len(keys), device=mask.device)
+    runs = (index >= start[:, None]) & (index < stop[:, None])
+    remaining_mask = None if torch.equal(mask, runs) else mask.expand(n_queries, -1)
+    return Visible(n_keys, keys, start.expand(n_queries), stop.expand(n_queries), remaining_mask)
 
 
 def visible_window(keep: Bool[Tensor, "n"], before: int | None = None, after: int | None = None) -> Visible:
@@ -73,8 +74,8 @@ def visible_window(keep: Bool[Tensor, "n"], before: int | None = None, after: in
     """
     n = len(keep)
     position = torch.arange(n, device=keep.device)
-    kept = torch.nn.functional.pad(keep.long().cumsum(0), (1, 0))
-    start = kept[(position - (n if before is None else before)).clamp(min=0)]
-    stop = kept[(position + 1 + (n if after is None else after)).clamp(max=n)]
-    some = stop > start
-    return Visible(n, keep.nonzero()[:, 0], torch.where(some, start, 0), torch.where(some, stop, 0))
+    kept_before = torch.nn.functional.pad(keep.long().cumsum(0), (1, 0))
+    start = kept_before[(position - (n if before is None else before)).clamp(min=0)]
+    stop = kept_before[(position + 1 + (n if after is None else after)).clamp(max=n)]
+    sees_any = stop > start
+    return Visible(n, keep.nonzero()[:, 0], torch.where(sees_any, start, 0), torch.where(sees_any, stop, 0))
