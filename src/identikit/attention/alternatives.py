@@ -143,8 +143,7 @@ def _along(layer: Layer, rows: Rows, head: int, direction: Tensor) -> Float[Tens
             f"{n} keys."
         )
     visible = rows.visible[0].nonzero()[:, 0]
-    polytopes = layer.polytopes
-    values = F.pad(polytopes.values[head // layer.passed.group], (0, 0, 0, polytopes.sink))
-    direction = F.pad(direction.to(rows.attention), (0, polytopes.sink))
+    values = layer.values_with_sink(head)
+    direction = F.pad(direction.to(rows.attention), (0, len(values) - n))
     weights = alternative(rows.attention[0, visible], values[visible], direction[visible])
     return torch.zeros_like(rows.attention[0]).index_put((visible,), weights)

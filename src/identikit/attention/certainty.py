@@ -173,7 +173,7 @@ def _by_length(numbers: Mapping[str, Tensor]) -> "DataFrame":
     columns |= {f"first_{name}": column for name, column in zip(WEIGHTS, first, strict=True)}
     frame = DataFrame({name: column.numpy() for name, column in columns.items()})
     ranges = [_length_range(int(tokens)) for tokens in numbers["tokens"]]
-    frame = frame.assign(tokens_from=[least for least, _ in ranges], tokens_to=[most for _, most in ranges])
+    frame = frame.assign(tokens_from=[least for least, _ in ranges], tokens_to=[greatest for _, greatest in ranges])
     by_length = frame.groupby(["tokens_from", "tokens_to"])
     table = by_length.size().to_frame("texts").assign(rows=by_length["rows"].sum(), tokens=by_length["tokens"].mean())
     for name in columns:

@@ -110,39 +110,40 @@ def attention_from(
       queries and keys differ, it can only be cross-attention, and `source` may be left out, too
     """
     value = _tensor("values", values, "head, key, d_v")
-    layers, shared, n, d_value = value.shape
-    query, key, given, scale = _scores(value, weights, queries, keys, scaling)
-    heads, rows = query.shape[1:3]
-    side = None if source is None and rows == n else "cross"
-    if heads % shared:
-        raise InputError(f"attention_from: {heads} heads cannot share the values of {shared}. Pass values per head.")
-    seen = _mask(mask, (layers, rows, n), value.device)
-    _check_weights(given, seen, explicit=mask is not None or side is not None)
+    layers, kv_heads, n_keys, d_value = value.shape
+    query, key, given_weights, scale = _scores(value, weights, queries, keys, scaling)
+    heads, n_queries = query.shape[1:3]
+    decoder_attention = None if source is None and n_queries == n_keys else "cross"
+    if heads % kv_heads:
+        raise InputError(f"attention_from: {heads} heads cannot share the values of {kv_heads}. Pass values per head.")
+    visible = _mask(mask, (layers, n_queries, n_keys), value.device)
+    _check_weights(given_weights, visible, explicit=mask is not None or decoder_attention is not None)
     projection = torch.eye(d_value, dtype=value.dtype, device=value.device).expand(layers, heads, d_value, d_value)
     if output_projection is not None:
         projection = _tensor("output_projection", output_projection, "head, d_v, d")
         _match("output_projection", projection, (layers, heads, d_value, projection.shape[-1]), value)
-    texts = _batch("tokens", tokens, rows)
-    if side is not None:
-        texts = replace(texts, source=_batch("source", source, n))
+    batch = _batch("tokens", tokens, n_queries)
+    if decoder_attention is not None:
+        batch = replace(batch, source=_batch("source", source, n_keys))
     if not is_unicode(name) or not name.strip():
         raise InputError(f"attention_from: name={shortened(name)} cannot be used: expected what the model is called.")
     calls = {}
-    for at in range(layers):
-        one = slice(at, at + 1)
-        mask_of = None if seen is None else seen[one, None]
-        given_of = None if given is None else given[one]
-        calls[at] = AttentionCall(at, query[one], key[one], value[one], scale, mask_of, given=given_of)
+    for layer in range(layers):
+        only = slice(layer, layer + 1)
+        layer_mask = None if visible is None else visible[only, None]
+        layer_weights = None if given_weights is None else given_weights[only]
+        calls[layer] = AttentionCall(layer, query[only], key[only], value[only], scale, layer_mask, given=layer_weights)
     if output is not None:
         _check_output(_tensor("output", output, "head, query, d_v"), calls)
-    causal = side is None and seen is not None and not bool(seen.triu(1).any())
-    model = TensorModel(name, _digest(value, query, key, given, seen, projection), value, projection, causal, side)
-    visible = {at: visible_keys(each) for at, each in calls.items()}
-    reading = TextRun(cast("Model", model), texts, list(texts.tokens[0]), calls, visible, None)  # pyright: ignore
-    result = checked_attention(reading)
-    unknown = _NEEDS_MODEL if given is None else _NEEDS_MODEL | _NEEDS_KEYS
-    known = {name: each for name, each in EffectiveAttention.measures.items() if name not in unknown}
-    return replace(result, source=replace(result.captured(), measures=known))
+    causal = decoder_attention is None and visible is not None and not bool(visible.triu(1).any())
+    digest = _digest(value, query, key, given_weights, visible, projection)
+    model = TensorModel(name, digest, value, projection, causal, decoder_attention)
+    seen_keys = {layer: visible_keys(call) for layer, call in calls.items()}
+    text_run = TextRun(cast("Model", model), batch, list(batch.tokens[0]), calls, seen_keys, None)  # pyright: ignore
+    result = checked_attention(text_run)
+    unknown = _NEEDS_MODEL if given_weights is None else _NEEDS_MODEL | _NEEDS_KEYS
+    measures = {name: measure for name, measure in EffectiveAttention.measures.items() if name not in unknown}
+    return replace(result, source=replace(result.captured(), measures=measures))
 
 
 def _scores(
@@ -166,12 +167,12 @@ def _scores(
     return query, key, None, usual if scaling is None else float(cast("float", real_number("scaling", scaling)))
 
 
-def _tensor(name: str, given: object, axes: str) -> Float[Tensor, "layer head row column"]:
+def _tensor(name: str, value: object, axes: str) -> Float[Tensor, "layer head row column"]:
     """Return a copy of a tensor or array with an axis of layers; raises an InputError for what is none of numbers."""
     try:
-        tensor = given.detach().clone() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+        tensor = value.detach().clone() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError) as error:
-        raise InputError(f"attention_from: {name}={shortened(given)} cannot be read as a tensor.") from error
+        raise InputError(f"attention_from: {name}={shortened(value)} cannot be read as a tensor.") from error
     tensor = tensor[None] if tensor.ndim == 3 else tensor
     if tensor.ndim != 4 or tensor.dtype not in TOLERANCE or not tensor.numel():
         raise InputError(
@@ -198,47 +199,47 @@ def _mask(mask: object, shape: tuple[int, int, int], device: torch.device) -> Bo
     if isinstance(mask, str) and mask == "causal" and shape[1] == shape[2]:
         return torch.ones(shape[1:], dtype=torch.bool, device=device).tril().expand(shape)
     try:
-        seen = torch.as_tensor(mask, device=device)
+        visible = torch.as_tensor(mask, device=device)
     except (TypeError, ValueError, RuntimeError):
-        seen = torch.zeros(0)
-    if seen.dtype != torch.bool or seen.shape not in (shape[1:], shape):
+        visible = torch.zeros(0)
+    if visible.dtype != torch.bool or visible.shape not in (shape[1:], shape):
         raise InputError(
             f"attention_from: mask={shortened(mask)} cannot be used: expected 'causal', or True and False over "
             f"(query, key), here {shape[1:]}, or one such mask per layer."
         )
-    return seen.expand(shape).clone()
+    return visible.expand(shape).clone()
 
 
-def _check_weights(given: Tensor | None, seen: Bool[Tensor, "layer query key"] | None, *, explicit: bool) -> None:
+def _check_weights(weights: Tensor | None, visible: Bool[Tensor, "layer query key"] | None, *, explicit: bool) -> None:
     """Refuse weights that are no attention under this mask."""
-    if given is None:
+    if weights is None:
         return
-    if not explicit and given.shape[-1] > 1 and not bool(given.triu(1).any()):
+    if not explicit and weights.shape[-1] > 1 and not bool(weights.triu(1).any()):
         raise InputError(
             "attention_from: no query gives weight to a later key. Pass mask='causal', or a mask of True if later keys "
             "were visible all the same: what a query sees decides what its attention could have been."
         )
-    if float(given.min()) < 0:
-        raise InputError(f"attention_from: weights hold {float(given.min()):.3g}: attention is never below 0.")
-    if seen is not None and bool(given.masked_fill(seen[:, None], 0.0).any()):
+    if float(weights.min()) < 0:
+        raise InputError(f"attention_from: weights hold {float(weights.min()):.3g}: attention is never below 0.")
+    if visible is not None and bool(weights.masked_fill(visible[:, None], 0.0).any()):
         raise InputError("attention_from: weights are above 0 where the mask hides a key. Pass the model's mask.")
-    off = (given.double().sum(-1) - 1).abs()
-    if seen is not None:
-        off = off.masked_fill(~seen.any(-1)[:, None], 0.0)  # a row that sees nothing is all zero
-    if float(off.max()) > torch.finfo(given.dtype).eps + 1e-5:
-        layer, head, query = (int(place) for place in np.unravel_index(int(off.argmax()), off.shape))
+    off = (weights.double().sum(-1) - 1).abs()
+    if visible is not None:
+        off = off.masked_fill(~visible.any(-1)[:, None], 0.0)  # a row that sees nothing is all zero
+    if float(off.max()) > torch.finfo(weights.dtype).eps + 1e-5:
+        layer, head, query = (int(index) for index in np.unravel_index(int(off.argmax()), off.shape))
         raise InputError(
             f"attention_from: the weights of layer {layer}, head {head}, query {query} sum to "
-            f"{float(given[layer, head, query].double().sum()):.6g}, not 1. Pass probabilities, after the softmax."
+            f"{float(weights[layer, head, query].double().sum()):.6g}, not 1. Pass probabilities, after the softmax."
         )
 
 
 def _check_output(output: Tensor, calls: dict[int, AttentionCall]) -> None:
     """Refuse head outputs that weights and values do not give."""
-    made = torch.cat([call.output for call in calls.values()])
-    _match("output", output, tuple(made.shape), made)
-    off = float((made.double() - output.double()).abs().max() / output.double().abs().max().clamp(min=1e-30))
-    allowed = max(TOLERANCE[tensor.dtype] for tensor in (made, output))
+    expected = torch.cat([call.output for call in calls.values()])
+    _match("output", output, tuple(expected.shape), expected)
+    off = float((expected.double() - output.double()).abs().max() / output.double().abs().max().clamp(min=1e-30))
+    allowed = max(TOLERANCE[tensor.dtype] for tensor in (expected, output))
     if off > allowed:
         raise InputError(
             f"attention_from: weights times values miss the output by {off:.2g} of its largest entry ({allowed:.0e} is "
@@ -248,14 +249,14 @@ def _check_output(output: Tensor, calls: dict[int, AttentionCall]) -> None:
 
 def _batch(argument: str, tokens: object, n: int) -> TokenBatch:
     """Return n tokens by their names, as a text alone; by position where none are given."""
-    named: list[object] = [str(position) for position in range(n)]
+    names: list[object] = [str(position) for position in range(n)]
     if tokens is not None:
-        named = list(tokens) if is_collection(tokens) else []
-    if len(named) != n or not all(map(is_unicode, named)):
+        names = list(tokens) if is_collection(tokens) else []
+    if len(names) != n or not all(map(is_unicode, names)):
         raise InputError(f"attention_from: {argument}={shortened(tokens)} cannot be used: expected {n} strings.")
     alone = torch.ones(1, n, dtype=torch.bool)
-    words = tuple((at, at + 1) for at in range(n))
-    return TokenBatch(None, alone, ~alone, None, (tuple(cast("list[str]", named)),), (words,), (0,))
+    words = tuple((position, position + 1) for position in range(n))
+    return TokenBatch(None, alone, ~alone, None, (tuple(cast("list[str]", names)),), (words,), (0,))
 
 
 def _digest(*tensors: Tensor | None) -> str:

@@ -21,12 +21,12 @@ from identikit.texts.text import SOURCE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SHARP = 1e-8  # a gap that is not worth a word
-_LISTED = 4  # groups that are named in words
+_SHARP = 1e-8  # a smaller gap is not mentioned
+_MOST_NAMED = 4  # groups, keys or pairs that are named in words
 _ROW = "layer head query"
 _MAP_WORDS = {"query": "mean", "key": "sum"}
 _KEY_WORDS = {"key": "sum"}
-_MEANT = "in all alternatives, which are attention with the same output"
+_IN_ALL = "in all alternatives, which are attention with the same output"
 
 
 def edge_name(result: Result, labels: dict[str, str], arrow: str = "→") -> str:
@@ -39,6 +39,12 @@ def edge_name(result: Result, labels: dict[str, str], arrow: str = "→") -> str
 def strongest_certain(order: Int[Tensor, "*row"]) -> Float[Tensor, "*row"]:
     """Return, from a `certain_order`, whether a row's strongest edge is determined: 1 or 0, NaN where undecided."""
     return torch.where(order < 0, torch.nan, (order > 0).double())
+
+
+def _first_named(names: list[str], plural: str = "") -> str:
+    """Return the first of some names, and how many more there are."""
+    more = f" and {len(names) - _MOST_NAMED} more{plural}" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _weight(meaning: str, **declared: Unpack[Declared]) -> Attribute:
@@ -108,8 +114,8 @@ class AttentionIntervals(ProvableResult):
         if "certain_order" in self.source.dims:
             certain = torch.as_tensor(self.array("certain_order")) > 0
         else:
-            others = upper.scatter(-1, best, -torch.inf).amax(-1)
-            certain = lower.gather(-1, best)[..., 0] > others
+            largest_other = upper.scatter(-1, best, -torch.inf).amax(-1)
+            certain = lower.gather(-1, best)[..., 0] > largest_other
         return torch.where(certain, best[..., 0], -1)
 
     def words(self) -> "AttentionIntervals":
@@ -125,19 +131,19 @@ class AttentionIntervals(ProvableResult):
         """Say how much of the attention is determined by the output, and which edge is most free."""
         has = self.source.dims
         gap = self.gap if "gap" in has else torch.zeros_like(self.raw)
-        late = int(gap.isnan().sum())
+        unbounded = int(gap.isnan().sum())
         words = []
         if "certain_mass" in has:
             mean = float(self.certain_mass.mean())
             of_rows = "a row on average" if self.certain_mass.numel() > 1 else "the row"
-            least = "At least " if late else ""
-            words += [f"{least}{percent(mean)} of {of_rows} is determined by the output."]
+            at_least = "At least " if unbounded else ""
+            words += [f"{at_least}{percent(mean)} of {of_rows} is determined by the output."]
             words += self._alignment() if SOURCE in self.about else self._strongest()
             words += self._of_images()
         if self._sums:
             words.append(self._of_sums())
-        if late:
-            words.append(f"{late:,} of {gap.numel():,} weights were not bounded in time.")
+        if unbounded:
+            words.append(f"{unbounded:,} of {gap.numel():,} weights were not bounded in time.")
         if "rounded_lower" in has and "certain_mass" in has:
             mass = float(self.read("rounded_lower").sum(-1).mean())
             average = " on average" if self.rounded_lower.ndim > 1 else ""
@@ -161,13 +167,13 @@ class AttentionIntervals(ProvableResult):
             return []
         raw, lower, upper = (float(self.array(f"image_{name}").mean()) for name in self.main)
         positions = {patch.position for picture in pictures(self) for patch in picture.patches}
-        places = [place for place, position in enumerate(self.axis("key").values) if position in positions]
-        if len(places) < len(positions):
+        keys = [index for index, position in enumerate(self.axis("key").values) if position in positions]
+        if len(keys) < len(positions):
             return []
-        alone = float(self.read("lower")[..., places].sum(-1).mean())
+        patch_by_patch = float(self.read("lower")[..., keys].sum(-1).mean())
         images, get = ("image", "gets") if len(self.about["images"]) == 1 else ("images", "get")
         average = ", on average" if self.image_raw.numel() > 1 else ""
-        share = f"Patch by patch, {percent(alone / raw)} of that is determined." if raw else ""
+        share = f"Patch by patch, {percent(patch_by_patch / raw)} of that is determined." if raw else ""
         return [
             f"The {images} {get} {percent(raw)} of the attention{average}, and between {percent(lower)} and "
             f"{percent(upper)} in every alternative. {share}".strip()
@@ -178,10 +184,12 @@ class AttentionIntervals(ProvableResult):
         width = (self.upper - self.lower).masked_fill(unknown, 0.0)
         ((widest, labels),) = largest_entries(self, "raw", 1, width)
         if widest > 0:
-            at = int(width.argmax())
-            raw, lower, upper = (float(self.array(name).flatten()[at]) for name in self.main)
-            which = "The widest interval is " if width.numel() > 1 else ""
-            return [f"{which}{edge_name(self, labels)}: raw {raw:.3f}, between {lower:.3f} and {upper:.3f} {_MEANT}."]
+            index = int(width.argmax())
+            raw, lower, upper = (float(self.array(name).flatten()[index]) for name in self.main)
+            subject = "The widest interval is " if width.numel() > 1 else ""
+            return [
+                f"{subject}{edge_name(self, labels)}: raw {raw:.3f}, between {lower:.3f} and {upper:.3f} {_IN_ALL}."
+            ]
         if bool(unknown.all()):
             return []
         return [f"Every {'other ' if bool(unknown.any()) else ''}weight is determined by the output."]
@@ -195,35 +203,39 @@ class AttentionIntervals(ProvableResult):
             return ["In some alternative another edge is the strongest."]
         if certain is True:
             order = int(self.certain_order)
-            several = f"The order of its {order} strongest edges is determined."
-            return [several if order > 1 else "Its strongest edge is determined."]
-        known = certain[~certain.isnan()]
-        if not len(known):
+            if order == 1:
+                return ["Its strongest edge is determined."]
+            return [f"The order of its {order} strongest edges is determined."]
+        decided = certain[~certain.isnan()]
+        if not len(decided):
             return []
         rows = "rows"
-        if len(known) < certain.numel():
-            rows = f"{len(known):,} rows of {certain.numel():,} for which this is decided"
-        return [f"The strongest edge is determined in {percent(float(known.mean()))} of the {rows}."]
+        if len(decided) < certain.numel():
+            rows = f"{len(decided):,} rows of {certain.numel():,} for which this is decided"
+        return [f"The strongest edge is determined in {percent(float(decided.mean()))} of the {rows}."]
 
     def _alignment(self) -> list[str]:
         """Say which target tokens are aligned to the same source token in every alternative."""
         aligned = self.aligned.reshape(-1)
         count = int((aligned >= 0).sum())
         undecided = bool((self.read("certain_order") < 0).any())
-        least = "at least " if undecided else ""
-        what = "aligned to the same source token in every attention with this output"
+        at_least = "at least " if undecided else ""
+        predicate = "aligned to the same source token in every attention with this output"
         if self.aligned.ndim == 0:
             if undecided:
                 return ["Whether the target token is always aligned to the same source token is not decided."]
-            return [f"The target token {'is' if count else 'is not'} {what}."]
+            return [f"The target token {'is' if count else 'is not'} {predicate}."]
         if not self.axis("layer").single or not self.axis("head").single:
-            return [f"In {least}{percent(count / len(aligned))} of the rows, the target token is {what}."]
-        query, key = self.axes[-2:]
-        pairs = [f"{query.name_of(at)} → {key.name_of(to)}" for at, to in enumerate(aligned.tolist()) if to >= 0]
-        more = f" and {count - _LISTED} more" if count > _LISTED else ""
-        listed = f": {', '.join(pairs[:_LISTED])}{more}" if pairs else ""
-        counted = f"{least}{count} of {len(aligned)} target tokens {'is' if count == 1 else 'are'} {what}{listed}."
-        return [counted[0].upper() + counted[1:]]
+            return [f"In {at_least}{percent(count / len(aligned))} of the rows, the target token is {predicate}."]
+        queries, keys = self.axes[-2:]
+        pairs = []
+        for query, key in enumerate(aligned.tolist()):
+            if key >= 0:
+                pairs.append(f"{queries.name_of(query)} → {keys.name_of(key)}")
+        listed = f": {_first_named(pairs)}" if pairs else ""
+        verb = "is" if count == 1 else "are"
+        sentence = f"{at_least}{count} of {len(aligned)} target tokens {verb} {predicate}{listed}."
+        return [sentence[0].upper() + sentence[1:]]
 
     @property
     def _sums(self) -> str | None:
@@ -232,16 +244,14 @@ class AttentionIntervals(ProvableResult):
 
     def _of_sums(self) -> str:
         """Say what each group receives, or what each quantity is, on average over the rows."""
-        last = self.axes[-1]
-        names = [last.name_of(at) for at in range(len(last))]
-        means = zip(*(self.read(name).flatten(0, -2).mean(0).tolist() for name in self.main), strict=True)
-        named = [
-            f"{name} {raw:.3f} in [{lower:.3f}, {upper:.3f}]"
-            for name, (raw, lower, upper) in zip(names, means, strict=True)
+        axis = self.axes[-1]
+        raw, lower, upper = (self.read(name).flatten(0, -2).mean(0).tolist() for name in self.main)
+        sums = [
+            f"{axis.name_of(index)} {raw[index]:.3f} in [{lower[index]:.3f}, {upper[index]:.3f}]"
+            for index in range(len(axis))
         ]
-        more = f" and {len(named) - _LISTED} more {self._sums}" if len(named) > _LISTED else ""
-        what = "weight" if self._sums == "groups" else "value"
-        return f"Mean {what}, and its range over all alternatives: {', '.join(named[:_LISTED])}{more}."
+        kind = "weight" if self._sums == "groups" else "value"
+        return f"Mean {kind}, and its range over all alternatives: {_first_named(sums, f' {self._sums}')}."
 
     def plot(self, by: str | None = None, **options: Any) -> Any:
         """Draw the intervals of one selected row as bars, of one head as maps, or a grid of heads `by` an array.
@@ -290,17 +300,17 @@ class AlternativeAttention(Result):
         key = self.axis("key")
         dtype = self.provenance.dtype
         toward = self.about.get("toward")
-        places = [int((self.attention - self.raw).abs().argmax())]
+        keys = [int((self.attention - self.raw).abs().argmax())]
         largest = ", the largest change" if len(key) == len(self.text_of("key")["tokens"]) else ""
         if toward and set(toward) <= set(key.values) and len(key) > 1:
-            places = [key.values.index(value) for value in toward]
+            keys = [key.values.index(value) for value in toward]
             largest = ""
-        names = ", ".join(map(key.name_of, places[:_LISTED])) + (" …" if len(places) > _LISTED else "")
-        raw, other = (float(array.reshape(-1)[places].sum()) for array in (self.raw, self.attention))
+        names = ", ".join(map(key.name_of, keys[:_MOST_NAMED])) + (" …" if len(keys) > _MOST_NAMED else "")
+        raw, alternative = (float(array.reshape(-1)[keys].sum()) for array in (self.raw, self.attention))
         change = self.output_change
         words = (
-            f"{self.axis('query').label} → {names} goes from {raw:.3f} to {other:.3f}{largest}. Putting the row into "
-            f"the model {change.words()}{change.beyond(dtype)}."
+            f"{self.axis('query').label} → {names} goes from {raw:.3f} to {alternative:.3f}{largest}. Putting the row "
+            f"into the model {change.words()}{change.beyond(dtype)}."
         )
         return " ".join([words, *careful_words(self.row_residual, dtype)])
 

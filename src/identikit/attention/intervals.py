@@ -145,27 +145,27 @@ def intervals_of(
 ) -> AttentionIntervals:
     """Bound the selected rows of captured attention; see `attention_intervals`."""
     captured = attention.captured("intervals()")
-    last_axis, wanted, members = requested_quantities(attention, key, groups, weights)
+    last_axis, question, members = requested_quantities(attention, key, groups, weights)
     axes = (*(attention.axis(name) for name in _ROW_AXES), last_axis)
     layers, heads, queries = (axis.source_indices for axis in axes[:3])
     row_indices = list(product(layers, heads, queries))
-    image_keys = _image_keys(attention) if wanted.top else None
-    with_images = wanted if image_keys is None else wanted._replace(objectives=image_keys)
+    image_keys = _image_keys(attention) if question.top else None
+    with_images = question if image_keys is None else question._replace(objectives=image_keys)
     rows, bounds = bounds_of(captured, row_indices, with_images, bounding=bounding, progress=progress)
     n = len(attention.keys)
     weights_of_keys = rows.attention[:, :n]
     raw = weights_of_keys
-    if wanted.objectives is not None:
-        raw = (weights_of_keys[:, None] @ wanted.all_objectives(rows).mT)[:, 0]
+    if question.objectives is not None:
+        raw = (weights_of_keys[:, None] @ question.all_objectives(rows).mT)[:, 0]
     arrays = {"raw": raw, "lower": bounds.lower, "upper": bounds.upper, "gap": bounds.gap}
     dtype = captured.layers[0].call.value.dtype
     rounding = torch.finfo(dtype).eps if dtype in (torch.bfloat16, torch.float16) else 0.0
     if rounding and not bounding.epsilon:
         rounded = Bounding("certified", rounding, math.inf if bounding.until is None else bounding.until)
-        _, wide_bounds = bounds_of(captured, row_indices, wanted, bounding=rounded, progress=progress)
+        _, wide_bounds = bounds_of(captured, row_indices, question, bounding=rounded, progress=progress)
         arrays |= {"rounded_lower": wide_bounds.lower, "rounded_upper": wide_bounds.upper}
     arrays = {name: array[:, list(last_axis.source_indices)] for name, array in arrays.items()}
-    if wanted.top:
+    if question.top:
         arrays |= {"certain_mass": bounds.lower[:, :n].sum(-1), "certain_order": bounds.order}
     if image_keys is not None:
         arrays |= {"image_raw": weights_of_keys @ image_keys[0].to(weights_of_keys)}
@@ -182,7 +182,7 @@ def intervals_of(
     about |= {"groups": members} if members else {}
     return AttentionIntervals(
         tuple(Axis(axis.name, axis.values, axis.tokens, single=axis.single) for axis in axes),
-        Provable(arrays, dims, edge_claims(captured, row_indices, wanted, bounding.epsilon)),
+        Provable(arrays, dims, edge_claims(captured, row_indices, question, bounding.epsilon)),
         attention.provenance,
         {**attention.about, **about},
     )
@@ -199,7 +199,7 @@ def _image_keys(attention: EffectiveAttention) -> Float[Tensor, "1 key"] | None:
 def bounds_of(
     captured: Captured,
     row_indices: Sequence[RowIndex],
-    wanted: Question,
+    question: Question,
     *,
     bounding: Bounding,
     progress: Progress = silent,
@@ -221,9 +221,9 @@ def bounds_of(
     if bounding.epsilon:
         rows = rows._replace(free=rows.visible.sum(-1) > 1)  # the output may move, so every such row can
     sink = rows.attention.shape[1] - n  # one more key, which is not an edge
-    keys = None if wanted.keys is None else F.pad(wanted.keys, (0, sink))
-    objectives = None if wanted.objectives is None else F.pad(wanted.objectives, (0, sink))
-    padded = Question(keys, objectives, wanted.top, min(deadline, wanted.until))
+    keys = None if question.keys is None else F.pad(question.keys, (0, sink))
+    objectives = None if question.objectives is None else F.pad(question.objectives, (0, sink))
+    padded = Question(keys, objectives, question.top, min(deadline, question.until))
     bounds = trivial_bounds(rows, padded)
     free = rows.free.nonzero()[:, 0]
     done = 0
@@ -247,10 +247,10 @@ def bounds_of(
     return rows, bounds._replace(order=bounds.order.minimum(rows.visible[:, :n].sum(-1)).clamp(max=TOP))
 
 
-def _solve(rows: Rows, wanted: Question, bounding: Bounding) -> Bounds:
+def _solve(rows: Rows, question: Question, bounding: Bounding) -> Bounds:
     if bounding.method == "exact":
-        return exact_bounds(rows, wanted)
-    return certified_bounds(rows, wanted, epsilon=bounding.epsilon)
+        return exact_bounds(rows, question)
+    return certified_bounds(rows, question, epsilon=bounding.epsilon)
 
 
 def _refuse_long(expected_seconds: float, rows: int, tokens: int) -> None:

@@ -24,7 +24,7 @@ from identikit.models.taps.tap import AttentionCall
 from identikit.models.text_run import TextRun
 from identikit.shapes import Bool, Float, Int, Tensor
 
-_BLOCK_BYTES = 1 << 23  # of a map that is gone through at a time: more leaves the cache, and new memory costs more
+_BLOCK_BYTES = 1 << 23  # of a map that is read at a time: more leaves the cache, and new memory costs more
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ HeadRow = tuple[int, int]
 
 
 class At(NamedTuple):
-    """Places where a layer's arrays are read: positions among its heads, queries and keys."""
+    """Where a layer's arrays are read: indices of its heads, queries and keys."""
 
     heads: Int[Tensor, "head_"]
     queries: Int[Tensor, "query_"]
     keys: Int[Tensor, "key_"]
 
     def take(self, array: Tensor) -> Tensor:
-        """Return an array over heads and queries at these places."""
+        """Return an array over heads and queries at these indices."""
         return array[self.heads][:, self.queries]
 
 
@@ -64,6 +64,7 @@ class Layer:
     """The chosen heads of one layer of one text.
 
     - `call`: the captured attention; `heads`: which of its heads were chosen
+    - `value_heads`: which key-value heads these use: all where all heads were chosen, else one for each
     - `projection`: each head's slice H of the output projection; `bias`: of the values, where it is left out
     - `seen`: which keys each query sees; `tokens`: those that keys are
     - `hidden`: what the block returns; None where the text was run beside others
@@ -71,32 +72,35 @@ class Layer:
 
     call: AttentionCall
     heads: Int[Tensor, "head"]
+    value_heads: slice | Int[Tensor, "head"]
     projection: Float[Tensor, "head d_v d"]
     bias: Float[Tensor, "kv_head d_v"] | None
     seen: Visible
     tokens: tuple[str, ...]
     options: EffectiveOptions
     hidden: Float[Tensor, "n d"] | None = None
-    _reached: dict[tuple[tuple[int, ...], tuple[int, ...]], reachable.Reach] = field(default_factory=dict, repr=False)
+    _reaches: dict[tuple[tuple[int, ...], tuple[int, ...]], reachable.Reach] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, reading: TextRun, layer: int, heads: Sequence[int], options: EffectiveOptions) -> "Layer":
-        """Take a layer of a text that was read."""
-        call = reading.calls[layer]
-        wanted = torch.tensor(heads, device=call.query.device)
-        projection = reading.model.projection(call.layer)[wanted]
-        shared = wanted // call.groups  # the key-value head of each
-        numbers = {"keys": call.key[0, shared], "values": call.value[0, shared], "output projection": projection}
-        check_range(numbers, call.layer, wanted)
-        bias = None if options.bias else reading.model.value_bias(call.layer)
-        if bias is not None and not _all_of(call, wanted):
-            bias = bias[shared]
-        seen = reading.visible[layer]
+    def of(cls, text_run: TextRun, number: int, head_numbers: Sequence[int], options: EffectiveOptions) -> "Layer":
+        """Take some heads of a layer out of a text's run."""
+        call = text_run.calls[number]
+        heads = torch.tensor(head_numbers, device=call.query.device)
+        kv_heads = heads // call.groups
+        projection = text_run.model.projection(number)[heads]
+        numbers = {"keys": call.key[0, kv_heads], "values": call.value[0, kv_heads], "output projection": projection}
+        check_range(numbers, number, heads)
+        all_heads = torch.equal(heads, torch.arange(call.query.shape[1], device=heads.device))
+        value_heads = slice(None) if all_heads else kv_heads
+        bias = None if options.bias else text_run.model.value_bias(number)
+        if bias is not None:
+            bias = bias[value_heads]
+        seen = text_run.visible[number]
         if seen is None:
-            everyone = torch.ones(1, call.key.shape[2], dtype=torch.bool, device=call.query.device)
-            seen = visible_from_mask(everyone, call.query.shape[2])
-        hidden = None if reading.trace is None else reading.trace.hidden[layer][0]
-        return cls(call, wanted, projection, bias, seen, reading.keys, options, hidden)
+            every_key = torch.ones(1, call.key.shape[2], dtype=torch.bool, device=heads.device)
+            seen = visible_from_mask(every_key, call.query.shape[2])
+        hidden = None if text_run.trace is None else text_run.trace.hidden[number][0]
+        return cls(call, heads, value_heads, projection, bias, seen, text_run.keys, options, hidden)
 
     # What is read
 
@@ -106,25 +110,26 @@ class Layer:
         return recompute(self.call, self.heads, self.projection)
 
     @cached_property
-    def passed(self) -> maths.Heads:
-        """The heads with their values as the output projection passes them on, bias and all."""
-        return maths.through_projection(self._captured, self.projection)
+    def with_bias(self) -> maths.Heads:
+        """Values and outputs, bias and all."""
+        values = self.call.value[0][self.value_heads]
+        return maths.attention_heads(values, self.recomputed.output, self.seen, mass=self.recomputed.mass)
 
     @cached_property
     def plain(self) -> maths.Heads:
         """Values and outputs, without the bias if that is left out."""
-        return self._captured if self.bias is None else maths.without_bias(self._captured, self.bias)
+        return self.with_bias if self.bias is None else maths.without_bias(self.with_bias, self.bias)
+
+    @cached_property
+    def passed(self) -> maths.Heads:
+        """The heads with their values as the output projection passes them on, bias and all."""
+        return maths.through_projection(self.with_bias, self.projection)
 
     @cached_property
     def solved_from(self) -> maths.Heads:
         """What `factors` are solved from: `passed`, unless the options leave out the bias or keep the mass."""
         heads = self.passed if self.bias is None else maths.through_projection(self.plain, self.projection)
         return maths.with_mass(heads) if self.options.mass else heads
-
-    @cached_property
-    def _captured(self) -> maths.Heads:
-        values = _values(self.call, self.heads)
-        return maths.attention_heads(values, self.recomputed.output, self.seen, mass=self.recomputed.mass)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -156,15 +161,15 @@ class Layer:
         """Return effective attention of chosen heads, queries and keys."""
         return maths.effective_rows(self.factors, heads, queries, keys, raw=self.raw)
 
-    def effective_rows(self, places: Sequence[HeadRow]) -> Float[Tensor, "row key"]:
-        """Return rows of effective attention by head and query, those of a head together, in float64."""
-        parts = [self.effective(head, queries, slice(None))[0] for head, queries in self._by_head(places)]
-        return torch.cat(parts).double()
+    def effective_rows(self, rows: Sequence[HeadRow]) -> Float[Tensor, "row key"]:
+        """Return rows of effective attention, those of a head together, in float64."""
+        maps = [self.effective(head, queries, slice(None))[0] for head, queries in self._by_head(rows)]
+        return torch.cat(maps).double()
 
-    def _by_head(self, places: Sequence[HeadRow]) -> Iterator[tuple[Int[Tensor, "1"], Int[Tensor, "row"]]]:
-        """Yield each head and its queries; places of a head stand together."""
-        for head, some in groupby(places, key=itemgetter(0)):
-            queries = [query for _, query in some]
+    def _by_head(self, rows: Sequence[HeadRow]) -> Iterator[tuple[Int[Tensor, "1"], Int[Tensor, "row"]]]:
+        """Yield each head and its queries; rows of a head stand together."""
+        for head, head_rows in groupby(rows, key=itemgetter(0)):
+            queries = [query for _, query in head_rows]
             yield torch.tensor([head], device=self.heads.device), torch.tensor(queries, device=self.heads.device)
 
     @cached_property
@@ -199,7 +204,7 @@ class Layer:
         blocks = []
         received = torch.zeros(3, len(keys), dtype=torch.float64, device=keys.device)
         step = max(1, _BLOCK_BYTES // (8 * len(heads) * len(keys)))
-        for rows in (some for chunk in self.row_chunks() for some in chunk.split(step)):
+        for rows in (block for chunk in self.row_chunks() for block in chunk.split(step)):
             seen = self.seen.block(rows, keys)
             raw = self.raw(heads, rows)
             effective = self.effective(heads, rows, slice(None))
@@ -207,7 +212,7 @@ class Layer:
             for index, weights in enumerate((raw, effective)):
                 received[index] += weights.sum((0, 1), dtype=torch.float64) / len(heads)
             received[2] += (seen.double() / seen.sum(-1, keepdim=True).clamp(min=1)).sum(0)
-        sums = measures.PearsonSums(*(torch.cat(part, dim=-1) for part in zip(*blocks, strict=True)))
+        sums = measures.PearsonSums(*(torch.cat(arrays, dim=-1) for arrays in zip(*blocks, strict=True)))
         return sums, received / self.call.query.shape[2]
 
     @property
@@ -225,7 +230,7 @@ class Layer:
     ) -> Float[Tensor, "1 head query d_v"]:
         """Return this layer's head output with effective attention in place of raw attention in chosen rows."""
         output = call.output.clone()
-        values = _values(call, self.heads).double()
+        values = call.value[0][self.value_heads].double()
         repeats = len(self.heads) // len(values)
         shift = torch.zeros_like(values[:, :1]) if self.bias is None else self.bias.double()[:, None]
         centred = (values - shift).repeat_interleave(repeats, 0)[heads]
@@ -286,14 +291,14 @@ class Layer:
 
     def reach(self, at: At) -> reachable.Reach:
         """Return what the chosen queries of chosen heads can reach, given the head's keys."""
-        asked = tuple(at.heads.tolist()), tuple(at.queries.tolist())
-        if asked not in self._reached:
+        rows = tuple(at.heads.tolist()), tuple(at.queries.tolist())
+        if rows not in self._reaches:
             step = max(1, linalg.BYTES // (8 * len(at.heads) * self.call.key.shape[2]))
-            parts = [self._reach(at.heads, rows) for rows in at.queries.split(step)]
-            reach = reachable.Reach(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
+            blocks = [self._reach(at.heads, queries) for queries in at.queries.split(step)]
+            reach = reachable.Reach(*(torch.cat(arrays, dim=1) for arrays in zip(*blocks, strict=True)))
             dim = reach.dim.minimum(at.take(self.polytope_dim))  # it lies in that set, whose rank is surer
-            self._reached[asked] = reach._replace(dim=dim)
-        return self._reached[asked]
+            self._reaches[rows] = reach._replace(dim=dim)
+        return self._reaches[rows]
 
     def _reach(self, heads: Tensor, queries: Tensor) -> reachable.Reach:
         call = self.call
@@ -325,60 +330,54 @@ class Layer:
         values = self.passed.values.to(dtype)
         return Polytopes.of(values, self.seen, self.passed_rank[:: self.passed.group], sink=self.call.sink is not None)
 
-    def rows(self, places: Sequence[HeadRow], *, moving: bool = False) -> Rows:
+    def values_with_sink(self, head: int) -> Float[Tensor, "key d_v"]:
+        """Return the values that a head's rows are bounded with; a learned sink is one more key, of value 0."""
+        return F.pad(self.polytopes.values[head // self.passed.group], (0, 0, 0, int(self.polytopes.sink)))
+
+    def rows(self, rows: Sequence[HeadRow], *, moving: bool = False) -> Rows:
         """Return rows by head and query, those of a head together, each with the attention that gives the same output.
 
         With `moving`, the output may move, and rows know how far each direction moves it. Rows are in float64 and sum
         to exactly 1, unless a learned sink takes a part of them.
         """
-        parts = [
+        weights = [
             self.call.weights(queries, heads=self.heads[head], dtype=torch.float64)[0, 0]
-            for head, queries in self._by_head(places)
+            for head, queries in self._by_head(rows)
         ]
-        attention = torch.cat(parts)
+        attention = torch.cat(weights)
         if self.call.sink is None:
             attention = attention / attention.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        heads = [head // self.passed.group for head, _ in places]
-        queries = torch.tensor([query for _, query in places], device=self.heads.device)
-        return self.polytopes.rows(heads, queries, attention, self._lengths(places) if moving else None)
+        kv_heads = [head // self.passed.group for head, _ in rows]
+        queries = torch.tensor([query for _, query in rows], device=self.heads.device)
+        return self.polytopes.rows(kv_heads, queries, attention, self._lengths(rows) if moving else None)
 
-    def _lengths(self, places: Sequence[HeadRow]) -> Lengths:
+    def _lengths(self, rows: Sequence[HeadRow]) -> Lengths:
         """Return the lengths of each row's output: of its head, or of the row itself where a gate multiplies it."""
-        heads = dict.fromkeys(head for head, _ in places)
-        through = [maths.length_factor_of_head(self.passed, self.projection, head) for head in heads]
-        place = {head: at for at, head in enumerate(heads)}
-        which = [place[head] for head, _ in places]
+        heads = list(dict.fromkeys(head for head, _ in rows))
+        factors = [maths.length_factor_of_head(self.passed, self.projection, head) for head in heads]
+        factor_indices = [heads.index(head) for head, _ in rows]
         gate = self.gate
         if gate is None or self.passed.back is not None:  # a gate acts on values, not in a basis
-            return Lengths(torch.stack(through), which)
-        gated = [
-            gate[head, query].double()[:, None] * through[at] for (head, query), at in zip(places, which, strict=True)
-        ]
-        return Lengths(torch.stack(gated), range(len(places)))
+            return Lengths(torch.stack(factors), factor_indices)
+        gated = []
+        for (head, query), index in zip(rows, factor_indices, strict=True):
+            gated.append(gate[head, query].double()[:, None] * factors[index])
+        return Lengths(torch.stack(gated), range(len(rows)))
 
-    def missed_by(self, moved: Float[Tensor, "row key"], places: Sequence[HeadRow]) -> Float[Tensor, "row"]:
+    def missed_by(self, change: Float[Tensor, "row key"], rows: Sequence[HeadRow]) -> Float[Tensor, "row"]:
         """Return how far changes of rows move their outputs, as `row_residual` has it; a sink moves nothing."""
-        heads, queries = torch.tensor(places, device=moved.device).mT
-        missing = moved.new_zeros(len(moved))
+        heads, queries = torch.tensor(rows, device=change.device).mT
+        miss = change.new_zeros(len(change))
         for head in heads.unique().tolist():
             values = self.passed.values[head // self.passed.group].double()
-            through = maths.length_factor_of_head(self.passed, self.projection, head).to(values)
-            rows = heads == head
-            missing[rows] = (moved[rows, : len(values)].to(values) @ values @ through).norm(dim=-1)
-        return torch.where(missing == 0, 0.0, missing / self.recomputed.size[heads, queries])
+            factor = maths.length_factor_of_head(self.passed, self.projection, head).to(values)
+            of_head = heads == head
+            miss[of_head] = (change[of_head, : len(values)].to(values) @ values @ factor).norm(dim=-1)
+        return torch.where(miss == 0, 0.0, miss / self.recomputed.size[heads, queries])
 
-    def largest_miss(self, rows: Rows, places: Sequence[HeadRow]) -> float:
+    def largest_miss(self, rows: Rows, head_rows: Sequence[HeadRow]) -> float:
         """Return how much of an output the bases do not hold, at most: what attention in a row's set can miss it by."""
         outside = rows.attention.clone()
-        for group, some in rows.by_group():
-            outside[some] -= rows.attention[some] @ rows.basis[group] @ rows.basis[group].mT
-        return float(self.missed_by(outside.masked_fill(~rows.free[:, None], 0.0), places).max())
-
-
-def _values(call: AttentionCall, heads: Tensor) -> Float[Tensor, "kv key d_v"]:
-    """Return the values of the chosen heads; with all of them, in order, one per group."""
-    return call.value[0] if _all_of(call, heads) else call.value[0, heads // call.groups]
-
-
-def _all_of(call: AttentionCall, heads: Tensor) -> bool:
-    return torch.equal(heads, torch.arange(call.query.shape[1], device=heads.device))
+        for group, indices in rows.by_group():
+            outside[indices] -= rows.attention[indices] @ rows.basis[group] @ rows.basis[group].mT
+        return float(self.missed_by(outside.masked_fill(~rows.free[:, None], 0.0), head_rows).max())

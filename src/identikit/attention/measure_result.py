@@ -21,20 +21,20 @@ _EDGE = "layer head query key"
 _WORDS = {"query": "mean", "key": "sum", "output": "mean", "input": "sum"}
 _HEAD = "score layer head"
 _NO_TARGET = "No row of any text has a target for this score."
-_LISTED = 3  # heads that are named in words
-_SAME = 0.005  # a range that is narrower is said as one number
-_EQUAL = 1e-6  # ends that differ by less are the same, but for rounding
-_HAS = 0.5  # of its attention, from which on a head is said to have a role
+_HEADS_NAMED = 3  # in words
+_NARROW = 0.005  # a narrower range is written as one number
+_ROUNDING = 1e-6  # ends that differ by less are the same
+_HAS_ROLE = 0.5  # of a head's attention, from which on it is said to have a role
 
 
 class Survival(NamedTuple):
-    """How much of a reading is the same in all alternatives: means over rows, through layers over those of the last.
+    """How much of a measure is the same in all alternatives: means over rows, through layers over those of the last.
 
     - `rows`: how many rows there are
     - `determined`: the share of a row that every alternative gives to the same sources
     - `strongest`: the share of rows whose strongest source is the strongest in every alternative
     - `order`: how many of a row's five strongest sources come in the same order in every alternative
-    - `undecided`: rows of which not even the strongest source is known; in these only what is known counts
+    - `undecided`: rows whose strongest source is not known to be certain or not; they count as not determined
     - `order_undecided`: rows in which more sources than are counted may be in a determined order
     """
 
@@ -47,19 +47,19 @@ class Survival(NamedTuple):
 
 
 class AttentionMeasure(ProvableResult):
-    """A reading of attention, with its range over all alternatives: other attention with the same head outputs.
+    """An attention measure, with its range over all alternatives: other attention with the same head outputs.
 
-    Axes are (layer, head, query, key) for readings of one head, (layer, query, key) for a layer's mean, and (layer,
-    output, input) for readings through layers.
+    Axes are (layer, head, query, key) for measures of one head, (layer, query, key) for those of a layer, and (layer,
+    output, input) for those through layers.
     """
 
     kind = "attention measure"
     same = ("measure",)
     main = ("raw", "effective", "lower", "upper")
-    raw = stored_array(_EDGE, "The reading of attention as the model computes it.", words=_WORDS)
-    effective = stored_array(_EDGE, "The reading of effective attention.", words=_WORDS)
-    lower = stored_array(_EDGE, "The least reading of any alternative.", words=_WORDS)
-    upper = stored_array(_EDGE, "The greatest reading of any alternative.", words=_WORDS)
+    raw = stored_array(_EDGE, "The measure of attention as the model computes it.", words=_WORDS)
+    effective = stored_array(_EDGE, "The measure of effective attention.", words=_WORDS)
+    lower = stored_array(_EDGE, "The least value in any alternative.", words=_WORDS)
+    upper = stored_array(_EDGE, "The greatest value in any alternative.", words=_WORDS)
     gap = stored_array(
         _EDGE, "How far the ends can be from the sharp ones; NaN where nothing was bounded.", range="0 or more"
     )
@@ -72,20 +72,20 @@ class AttentionMeasure(ProvableResult):
         "layer head query",
         "How many of the strongest sources, up to 5, come in this order in all alternatives; through layers, of the "
         "other tokens. At least so many where `order_is_decided` is false, and -1 where not even the strongest is "
-        "decided. It is found when it is asked for: by the range of the difference of two sources, where their ends do "
-        "not tell.",
+        "decided. It is computed when it is first read: where the ends of two sources overlap, from the range of their "
+        "difference.",
         range="−1 to 5",
         on_request=True,
     )
     order_is_decided = stored_array(
         "layer head query",
-        "Whether no more sources than `certain_order` says come in a certain order. False where the ends do not tell "
-        "and nothing else compares two sources (norms and outer bounds), and where time ran out.",
+        "Whether no more sources than `certain_order` says come in a certain order. False where ends overlap and "
+        "nothing else compares two sources (norms and outer bounds), and where time ran out.",
         on_request=True,
     )
-    measure = Fact("Which reading it is.")
-    meaning = Fact("What the reading is, in words.")
-    target = Fact("What gradients are of; None where the reading needs none.")
+    measure = Fact("Which measure it is.")
+    meaning = Fact("What the measure is, in words.")
+    target = Fact("What gradients are of; None where the measure needs none.")
     exact = Fact("Whether the ends are exact: attained by some attention, but for their gap.")
 
     @property
@@ -105,35 +105,42 @@ class AttentionMeasure(ProvableResult):
         return replace(result, about={**result.about, "exact": sharp})
 
     def survival(self) -> Survival:
-        """Return how much of the reading is determined; this finds `certain_order`."""
-        last = slice(-1, None) if self.through else slice(None)
-        share, order, decided = (
-            self.read(name)[last] for name in ("certain_share", "certain_order", "order_is_decided")
+        """Return how much of the measure is determined; this computes `certain_order`."""
+        rows = slice(-1, None) if self.through else slice(None)
+        share = self.read("certain_share")[rows]
+        order = self.read("certain_order")[rows]
+        decided = self.read("order_is_decided")[rows]
+        length = order.clamp(min=0).double()
+        return Survival(
+            rows=order.numel(),
+            determined=float(share.mean()),
+            strongest=float((length > 0).double().mean()),
+            order=float(length.mean()),
+            undecided=int((order < 0).sum()),
+            order_undecided=int((~decided).sum()),
         )
-        known = order.clamp(min=0).double()
-        determined, strongest, length = (float(part.mean()) for part in (share, (known > 0).double(), known))
-        return Survival(order.numel(), determined, strongest, length, int((order < 0).sum()), int((~decided).sum()))
 
     def describe(self) -> str:
-        """Say what the reading is, how much of it is determined, and which entries are largest."""
+        """Say what the measure is, how much of it is determined, and which entries are largest."""
         words = [f"{self.meaning}"]
         if self.target is not None:
             words.append(f"Target: {self.target}; gradients and norms are held.")
         if "certain_share" in self.source.dims:
-            least = "" if self.exact else "At least "
+            at_least = "" if self.exact else "At least "
             share = percent(float(self.certain_share.mean()))
-            words.append(f"{least}{share} of it is determined by the outputs of the heads.")
+            words.append(f"{at_least}{share} of it is determined by the outputs of the heads.")
         if not self.exact:
             words.append("The ends are outer bounds: no alternative is outside of them, and none need attain them.")
-        late = float(self.read("gap").isnan().double().mean()) if "gap" in self.source.dims else 0.0
-        if late:
-            words.append(f"{percent(late)} of the entries were not bounded in time.")
+        unbounded = float(self.read("gap").isnan().double().mean()) if "gap" in self.source.dims else 0.0
+        if unbounded:
+            words.append(f"{percent(unbounded)} of the entries were not bounded in time.")
         sizes = self.array("raw").flatten().abs().nan_to_num(-1)
-        places = sizes.topk(min(3, len(sizes))).indices.tolist()
+        largest = sizes.topk(min(3, len(sizes))).indices.tolist()
+        lower, upper = (self.array(name).flatten()[largest].tolist() for name in ("lower", "upper"))
         arrow = "←" if self.through else "→"
-        for place, (value, labels) in zip(places, largest_entries(self, "raw", len(places)), strict=True):
-            least, most = (float(self.array(name).flatten()[place]) for name in ("lower", "upper"))
-            words.append(f"{edge_name(self, labels, arrow)} {value:.3f} in [{least:.3f}, {most:.3f}].")
+        entries = largest_entries(self, "raw", len(largest))
+        for (value, labels), least, greatest in zip(entries, lower, upper, strict=True):
+            words.append(f"{edge_name(self, labels, arrow)} {value:.3f} in [{least:.3f}, {greatest:.3f}].")
         return " ".join(words)
 
     def plot(self, **options: Any) -> Any:
@@ -148,11 +155,6 @@ class AttentionMeasure(ProvableResult):
         if self.axes[1].name == "head" and not (self.axes[0].single and self.axes[1].single):
             return plots.head_grid(self, **{"by": "certain_share", **options})
         return plots.measure_maps(self, **options)
-
-
-def _between(lower: Tensor, upper: Tensor) -> str:
-    """Say between which ends a score is; nothing where they are the same."""
-    return f"between {lower:.2f} and {upper:.2f}" if upper - lower > _SAME else ""
 
 
 class HeadScores(ProvableResult):
@@ -187,31 +189,33 @@ class HeadScores(ProvableResult):
 
     def describe(self) -> str:
         """Say for each score which heads have most of it, between which ends, and which head certainly has the role."""
-        layers, heads = (self.axis(name).values for name in ("layer", "head"))
-        names = [f"L{layer}H{head}" for layer in layers for head in heads]
-        lines = []
-        for at, role in enumerate(self.scores):
-            raw, effective, lower, upper, gap = (self.read(name)[at].flatten() for name in (*self.main, "gap"))
-            if raw.isnan().all():
-                lines.append(f"{role}: {_NO_TARGET}")
-                continue
-            shown = []
-            for place in raw.nan_to_num(-1).topk(min(_LISTED, len(raw))).indices.tolist():
-                ends = _between(lower[place], upper[place])
-                if not ends:
-                    ends = "the same" if upper[place] - lower[place] <= _EQUAL else f"within {_SAME} of it"
-                effectively = f"effective {effective[place]:.2f}"
-                shown.append(f"{names[place]} {raw[place]:.2f}, {ends} in all alternatives ({effectively})")
-            words = [f"{role}: {'; '.join(shown)}."]
-            noun = self.about.get("nouns", {}).get(role)
-            place = int(lower.nan_to_num(-1).argmax())
-            if noun is not None and lower[place] >= _HAS:
-                score = ", ".join(filter(None, (f"{raw[place]:.2f}", _between(lower[place], upper[place]))))
-                words.append(f"{names[place]} is {noun} in every attention with this output: score {score}.")
-            if gap.isnan().any():
-                words.append(f"{int(gap.isnan().sum())} heads were not bounded in time: their ends are wide.")
-            lines.append(" ".join(words))
-        return "\n".join(lines)
+        return "\n".join(self._role_words(index, role) for index, role in enumerate(self.scores))
+
+    def _role_words(self, index: int, role: str) -> str:
+        raw, effective, lower, upper, gap = (self.read(name)[index].flatten() for name in (*self.main, "gap"))
+        if raw.isnan().all():
+            return f"{role}: {_NO_TARGET}"
+        heads = [f"L{layer}H{head}" for layer in self.axis("layer").values for head in self.axis("head").values]
+        ends = [f"between {low:.2f} and {high:.2f}" for low, high in zip(lower.tolist(), upper.tolist(), strict=True)]
+        widths = upper - lower
+        strongest = []
+        for head in raw.nan_to_num(-1).topk(min(_HEADS_NAMED, len(raw))).indices.tolist():
+            span = ends[head]
+            if not widths[head] > _NARROW:
+                span = "the same" if widths[head] <= _ROUNDING else f"within {_NARROW} of it"
+            scores = f"{raw[head]:.2f}, {span} in all alternatives (effective {effective[head]:.2f})"
+            strongest.append(f"{heads[head]} {scores}")
+        words = [f"{role}: {'; '.join(strongest)}."]
+        noun = self.about.get("nouns", {}).get(role)
+        surest = int(lower.nan_to_num(-1).argmax())
+        if noun is not None and lower[surest] >= _HAS_ROLE:
+            span = f", {ends[surest]}" if widths[surest] > _NARROW else ""
+            words.append(
+                f"{heads[surest]} is {noun} in every attention with this output: score {raw[surest]:.2f}{span}."
+            )
+        if gap.isnan().any():
+            words.append(f"{int(gap.isnan().sum())} heads were not bounded in time: their ends are wide.")
+        return " ".join(words)
 
     def plot(self, **options: Any) -> "Axes":
         """Draw one score of all heads, the first if none is selected, each with its range and its effective score."""
@@ -249,29 +253,30 @@ class Agreement(Result):
 
     def describe(self) -> str:
         """Say how far each pair of measures agrees, and how much of each ranking is determined."""
-        written = {}
-        for name in ("correlation", "determined"):
-            means = self.read(name)
-            known = f"{name}_stderr" in self.source.dims
-            errors = self.read(f"{name}_stderr") if known else torch.full_like(means, torch.nan)
-            pairs = zip(means.flatten().tolist(), errors.flatten().tolist(), strict=True)
-            written[name] = [mean_and_error(2)(pair) for pair in pairs]
+        determined = self._with_errors("determined")
+        correlations = self._with_errors("correlation")
+        names = self.axis("other").values
         lines = []
-        others = self.axis("other").values
         for row, measure in enumerate(self.axis("measure").values):
             bounded = int(self.read("bounded_texts")[row])
-            some = (
+            texts = (
                 "" if bounded == self.texts else f", in the {bounded} of {self.texts} texts that were bounded in time"
             )
-            line = (
-                f"{measure}: at least {written['determined'][row]} of the ranking is determined by the outputs{some}."
-            )
+            line = f"{measure}: at least {determined[row]} of the ranking is determined by the outputs{texts}."
             if not bounded:
                 line = f"{measure}: no text was bounded in time, so that it is not known how much is determined."
-            ranks = written["correlation"][row * len(others) : (row + 1) * len(others)]
-            pairs = [f"{other} {rank}" for other, rank in zip(others, ranks, strict=True) if other != measure]
+            ranks = zip(names, correlations[row * len(names) :], strict=False)
+            pairs = [f"{name} {rank}" for name, rank in ranks if name != measure]
             lines.append(f"{line} Rank correlation: {', '.join(pairs)}." if pairs else line)
         return "\n".join(lines)
+
+    def _with_errors(self, name: str) -> list[str]:
+        """Write each mean of an array with its standard error, if there is one."""
+        means = self.read(name).flatten()
+        errors = torch.full_like(means, torch.nan)
+        if f"{name}_stderr" in self.source.dims:
+            errors = self.read(f"{name}_stderr").flatten()
+        return [mean_and_error(2)(pair) for pair in zip(means.tolist(), errors.tolist(), strict=True)]
 
     def plot(self, **options: Any) -> "Axes":
         """Draw the rank correlation of each pair of measures as a map."""

@@ -22,7 +22,7 @@ _CALL = 'call it: pearson() for one number, or pearson(by="layer"), "head" or "v
 class Pearson:
     """The correlation of raw and effective attention over the visible entries of the selected rows, when called.
 
-    `attention` is what it is read from. It stands among arrays, so what is asked of it uncalled says how to call it.
+    `attention` is what it is computed from. As it stands among arrays, using it uncalled says how to call it.
     """
 
     attention: "EffectiveAttention"
@@ -43,10 +43,11 @@ class Pearson:
         if by is None:
             return measures.pearson(sums.pooled())
         if by == "visible":
-            seen = sums.entries.long()
-            counts = range(len(attention.keys) + 1)
-            groups = [measures.PearsonSums(*(part[seen == n] for part in sums)) for n in counts]
-            return torch.stack([measures.pearson(group.pooled()) for group in groups])
+            correlations = []
+            for n in range(len(attention.keys) + 1):
+                group = measures.PearsonSums(*(array[sums.entries.long() == n] for array in sums))
+                correlations.append(measures.pearson(group.pooled()))
+            return torch.stack(correlations)
         heads = sums.pooled(-1)
         pooled = heads if by == "head" else heads.pooled(-1)
         single = [attention.axis(name).single for name in ("layer", "head")[: pooled.entries.ndim]]

@@ -58,14 +58,14 @@ def recompute(call: AttentionCall, heads: Int[Tensor, "head"], projection: Float
     values = call.value[0, heads // call.groups].to(dtype)
     lengths = (values.double() @ length_factor(projection)).norm(dim=-1, keepdim=True)
     step = max(1, linalg.BYTES // (dtype.itemsize * len(heads) * call.key.shape[2]))
-    every = torch.arange(call.query.shape[1], device=heads.device)
-    chosen = slice(None) if torch.equal(heads, every) else heads  # all of them need no copy
-    parts = []
+    all_heads = torch.arange(call.query.shape[1], device=heads.device)
+    selected = slice(None) if torch.equal(heads, all_heads) else heads  # all of them need no copy
+    blocks = []
     for start in range(0, call.query.shape[2], step):
-        weights = call.weights(slice(start, start + step), heads=chosen, dtype=dtype)[0]
+        weights = call.weights(slice(start, start + step), heads=selected, dtype=dtype)[0]
         size = (weights @ lengths.to(dtype))[..., 0]
-        parts.append((weights @ values, weights.norm(dim=-1), size, weights.sum(-1)))
-    output, norm, size, mass = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+        blocks.append((weights @ values, weights.norm(dim=-1), size, weights.sum(-1)))
+    output, norm, size, mass = (torch.cat(arrays, dim=1) for arrays in zip(*blocks, strict=True))
     if not bool(torch.isfinite(output).all()):
         raise ModelError(
             f"Reading the attention of layer {call.layer}: its head outputs hold NaN or infinity in "
@@ -79,14 +79,14 @@ def check_range(
     numbers: Mapping[str, Float[Tensor, "head row column"]], layer: int, heads: Int[Tensor, "head"]
 ) -> None:
     """Refuse float64 numbers of a head so large or so small that their squares leave float64's range; 0 is in it."""
-    for what, matrices in numbers.items():
+    for name, matrices in numbers.items():
         size = matrices.detach().abs().amax((1, 2)).double()
         lost = (size > 0) & ((size < SMALLEST) | (size > 1 / SMALLEST))
         if bool(lost.any()):
-            at = int(lost.nonzero()[0])
+            first = int(lost.nonzero()[0])
             raise ModelError(
-                f"Reading the attention of L{layer}H{int(heads[at])}: the largest entry of its {what} is "
-                f"{float(size[at]):.1g}, and squares of such numbers leave the range of float64. Scale keys against "
+                f"Reading the attention of L{layer}H{int(heads[first])}: the largest entry of its {name} is "
+                f"{float(size[first]):.1g}, and squares of such numbers leave the range of float64. Scale keys against "
                 "queries, or values against the output projection."
             )
 
@@ -113,16 +113,16 @@ def equal_values(call: AttentionCall, tokens: Sequence[str]) -> tuple[Int[Tensor
     close = _EQUAL * linalg.rounding_unit(dtype) * float(size.max())
     first = torch.arange(len(tokens))
     rounded = 0
-    places: dict[str, list[int]] = {}
-    for place, token in enumerate(tokens):
-        before = places.setdefault(token, [])
-        apart = (V[before] - V[place]).abs().amax(-1)
+    positions: dict[str, list[int]] = {}
+    for position, token in enumerate(tokens):
+        before = positions.setdefault(token, [])
+        apart = (V[before] - V[position]).abs().amax(-1)
         if len(before) and float(apart.min()) <= close:
-            first[place] = before[int((apart <= close).byte().argmax())]
+            first[position] = before[int((apart <= close).byte().argmax())]
             continue
-        near = _NEAR * torch.finfo(dtype).eps * float(size[place])
+        near = _NEAR * torch.finfo(dtype).eps * float(size[position])
         rounded += bool(len(before)) and float(apart.min()) <= near
-        before.append(place)
+        before.append(position)
     return first, rounded
 
 
@@ -200,10 +200,11 @@ def warn_of(layers: Sequence["Layer"], *, tolerance: float, stacklevel: int) -> 
     for words, sizes in warnings_of.items():
         if sizes:
             heads = ", ".join([*sizes][:_NAMED])
-            more = f" and {len(sizes) - _NAMED} more heads" if len(sizes) > _NAMED else ""
-            what = words.format(max(sizes.values()))
+            if len(sizes) > _NAMED:
+                heads += f" and {len(sizes) - _NAMED} more heads"
+            reason = words.format(max(sizes.values()))
             warnings.warn(
-                f"Do not trust {heads}{more}: {what}. {dtype_advice(dtype)} Or leave these heads out.",
+                f"Do not trust {heads}: {reason}. {dtype_advice(dtype)} Or leave these heads out.",
                 stacklevel=stacklevel,
             )
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from identikit import proof
 from identikit.attention.captured import Captured, RowIndex
@@ -149,12 +148,10 @@ class ProofDraft:
             self.gap = max(self.gap, float(sign * (self._ends[-1][side] - sum(terms, Fraction(0)))))
 
     def _values(self, captured: Captured, row: RowIndex) -> tuple[int, Tensor]:
-        """Return the index of a row's values in the file, and these; a learned sink is one more key, of value 0."""
+        """Return the index of a row's values in the file, and these."""
         layer = captured.layers[row[0]]
-        head = row[1] // layer.passed.group
-        polytopes = layer.polytopes
-        values = F.pad(polytopes.values[head], (0, 0, 0, int(polytopes.sink)))
-        name = (id(captured), row[0], head)
+        values = layer.values_with_sink(row[1])
+        name = (id(captured), row[0], row[1] // layer.passed.group)
         if name not in self._value_indices:
             self._value_indices[name] = len(self.values)
             self.values.append(values.double().tolist())
@@ -251,7 +248,7 @@ def _claim_name(result: Result, indices: Sequence[int]) -> str:
     return f"{result.about['measure']}, {', '.join(names)}"
 
 
-def edge_claims(captured: Captured, rows: Sequence[RowIndex], wanted: Question, epsilon: float) -> Claims:
+def edge_claims(captured: Captured, rows: Sequence[RowIndex], question: Question, epsilon: float) -> Claims:
     """Claim the ends of weights, or of other sums over a row, of these rows, in the order of a Result."""
 
     def claims(draft: ProofDraft, result: Result) -> Iterator[int | None]:
@@ -263,13 +260,13 @@ def edge_claims(captured: Captured, rows: Sequence[RowIndex], wanted: Question, 
         for at, (layer, head, query, quantity) in selected_entries(result):
             row = (layer * head_count + head) * query_count + query
             objective: list[Entry] = [(quantity, 1.0)]
-            if wanted.objectives is not None:
-                objectives = wanted.objectives
+            if question.objectives is not None:
+                objectives = question.objectives
                 if objectives.ndim == 3:  # the same for all rows, or one set for each
                     objectives = objectives[row if len(objectives) > 1 else 0]
                 objective = nonzero_entries(objectives[quantity])
-            elif wanted.keys is not None:
-                objective = [(int(wanted.keys.nonzero()[quantity, 0]), 1.0)]
+            elif question.keys is not None:
+                objective = [(int(question.keys.nonzero()[quantity, 0]), 1.0)]
             name = f"L{layers.values[at[0]]}H{heads.values[at[1]]} {queries.name_of(at[2])} → {last.name_of(at[3])}"
             steps.append(RowStep(rows[row], objective, name))
         yield from draft.bound(captured, steps)

@@ -272,12 +272,14 @@ class EffectiveAttention(Result):
         captured = self.captured("run_with()")
         captured.reading.model.check_unchanged(self.provenance.weights)
         shape = [len(axis) for axis in self.axes]
-        given = real_numbers("weights", weights, [len(axis) for axis in self.axes if not axis.single])
+        numbers = real_numbers("weights", weights, [len(axis) for axis in self.axes if not axis.single])
         visible = self.read("visible")[:, None]
-        put = given.to(visible.device).reshape(shape if given.ndim else [1] * len(shape)).expand(shape)
-        if given.ndim and bool((put.masked_fill(visible, 0.0) != 0).any()):
+        replaced = numbers.to(visible.device).reshape(shape if numbers.ndim else [1] * len(shape)).expand(shape)
+        if numbers.ndim and bool((replaced.masked_fill(visible, 0.0) != 0).any()):
             raise InputError("run_with(): weights must be 0 where a query does not see the key (the mask hides it).")
-        return captured.change({axis.name: axis.source_indices for axis in self.axes}, put.masked_fill(~visible, 0.0))
+        return captured.change(
+            {axis.name: axis.source_indices for axis in self.axes}, replaced.masked_fill(~visible, 0.0)
+        )
 
     @reporting
     def intervals(
@@ -290,7 +292,7 @@ class EffectiveAttention(Result):
         epsilon: float = 0.0,
         seconds: float | int | None = None,
         progress: Watched = None,
-        **wanted: Index,
+        **selection: Index,
     ) -> AttentionIntervals:
         """Return the sharp range of each selected weight over all alternatives (attention with the same output).
 
@@ -300,25 +302,25 @@ class EffectiveAttention(Result):
 
         self.captured("intervals()")
         bounding = Bounding.checked(seconds, method, epsilon)
-        told = function("progress", progress)
-        selected = self.sel(**wanted)
-        return intervals_of(selected, key=key, groups=groups, weights=weights, bounding=bounding, progress=told)
+        progress = function("progress", progress)
+        selected = self.sel(**selection)
+        return intervals_of(selected, key=key, groups=groups, weights=weights, bounding=bounding, progress=progress)
 
     @property
     def is_live(self) -> bool:
         """Whether the result still has its model; one that was opened, gathered or subtracted has not."""
         return isinstance(self.source, Captured)
 
-    def captured(self, wanted: str = "This") -> Captured:
+    def captured(self, caller: str = "This") -> Captured:
         """Return the captured run, or say what cannot be done without it."""
         if self.about.get("words", ()) is None:
             raise InputError(
-                f"{wanted} needs the model's own tokens, and this result was gathered into words. Call it before "
+                f"{caller} needs the model's own tokens, and this result was gathered into words. Call it before "
                 'words(); for intervals of words, intervals(groups="words").'
             )
         if not isinstance(self.source, Captured):
             raise InputError(
-                f"{wanted} needs the model, and this result holds only numbers: it was opened from a folder or "
+                f"{caller} needs the model, and this result holds only numbers: it was opened from a folder or "
                 "subtracted. Compute it again with effective_attention(model, text)."
             )
         return self.source

@@ -41,8 +41,8 @@ def bound_rows(
     captured = attention.captured()
     n = len(attention.keys)
     members = membership(groups, n)
-    wanted = key_weights(n, objectives=members)._replace(until=until)
-    rows, bounds = bounds_of(captured, row_indices, wanted, bounding=EXACTLY, progress=progress)
+    question = key_weights(n, objectives=members)._replace(until=until)
+    rows, bounds = bounds_of(captured, row_indices, question, bounding=EXACTLY, progress=progress)
     weights = rows.attention[:, :n]
     bounded = BoundedRows(
         places=torch.tensor(row_indices, dtype=torch.long).reshape(-1, 3),

@@ -50,7 +50,7 @@ def type_sums(result: EffectiveAttention) -> tuple[Float[Tensor, "map layer head
     captured = result.captured()
     tokenizer = captured.reading.model.tokenizer
     kinds, target = (
-        torch.tensor([[kind == wanted for wanted in TYPES] for kind in token_types(tokenizer, tokens)]).double()
+        torch.tensor([[type_ == name for name in TYPES] for type_ in token_types(tokenizer, tokens)]).double()
         for tokens in (result.tokens, result.keys)
     )
     everyone = torch.ones(len(kinds), 1, dtype=torch.float64)

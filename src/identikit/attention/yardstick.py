@@ -33,8 +33,8 @@ def shuffled_rows(attention: EffectiveAttention, sample: RowSample, *, seed: int
     for row, visible in zip(weights, rows.visible[:, :n], strict=True):
         keys = visible.nonzero()[:, 0]
         row[keys] = row[keys[torch.randperm(len(keys), generator=generator).to(keys.device)]]
-    wanted = key_weights(weights.shape[1], range(n), top=0)
-    lower = exact_bounds(rows._replace(attention=weights), wanted).lower[:, :n]
+    question = key_weights(weights.shape[1], range(n), top=0)
+    lower = exact_bounds(rows._replace(attention=weights), question).lower[:, :n]
     shuffled = lower.sum(-1).clamp(max=1.0).cpu()
     return {
         "rows": count,
