@@ -152,7 +152,7 @@ class Only:
 
     def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], told: TaskProgress) -> Results:
         """Compute tasks in their order."""
-        chosen = [task for task in tasks if self.kind in (None, task.given)]
+        chosen = [task for task in tasks if self.kind in (None, task.content)]
         return Local(self.threads).run(model, job, chosen, told)
 
 

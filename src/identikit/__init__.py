@@ -97,17 +97,17 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for when it is asked for, so that the command line can start, help and stop at once."""
+    """Import a public name when it is first used, so that the command line can start, help and stop at once."""
     if name not in _MODULES:
         raise AttributeError(f"module 'identikit' has no attribute {name!r}")
     collects = gc.isenabled()
-    gc.disable()  # torch and transformers make half a million objects that stay: looking for waste takes a fifth longer
+    gc.disable()  # torch and transformers make half a million objects that stay: collecting takes a fifth longer
     try:
-        found = globals()[name] = getattr(import_module(f"identikit.{_MODULES[name]}"), name)
+        value = globals()[name] = getattr(import_module(f"identikit.{_MODULES[name]}"), name)
     finally:
         if collects:
             gc.enable()
-    return found
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`identikit` and `python -m identikit`: the command line, loaded where its end is taken care of."""
+"""`identikit` and `python -m identikit`: the command line, loaded where errors and signals are handled."""
 
 import atexit
 import gc
@@ -9,8 +9,8 @@ from identikit.cli.endings import run
 
 def main() -> None:
     """Run the command line."""
-    gc.set_threshold(20_000)  # libraries make a million objects that stay: looking through them takes a second as well
-    atexit.register(gc.freeze)  # memory goes with the process: Python would look through all objects for a second
+    gc.set_threshold(20_000)  # libraries make a million objects that stay: collecting often takes a second in all
+    atexit.register(gc.freeze)  # at exit, Python would look through all objects for a second
     run(_load)
 
 

@@ -1,4 +1,4 @@
-"""One check for each kind of argument, so that every public call refuses what it cannot use in the same words.
+"""One check for each kind of argument, so that all public functions refuse a wrong one in the same words.
 
 Numbers and truth values of NumPy and torch become Python's own. True, False, strings, NaN and infinity are not numbers.
 """
@@ -50,10 +50,10 @@ def real_number(
         ("of at most", most, operator.le),
         ("below", below, operator.lt),
     )
-    asked = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
+    given_bounds = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
     number = as_float(value)
-    if number is None or not all(holds(number, bound) for _, bound, holds in asked):
-        limits = " and ".join(f"{words} {bound:g}" for words, bound, _ in asked if bound != math.inf)
+    if number is None or not all(holds(number, bound) for _, bound, holds in given_bounds):
+        limits = " and ".join(f"{words} {bound:g}" for words, bound, _ in given_bounds if bound != math.inf)
         raise _refused(name, value, f"a {'' if most == math.inf else 'finite '}number {limits}".rstrip())
     return number
 
@@ -84,7 +84,7 @@ def function(name: str, value: object) -> Callable[..., Any]:
 
 
 def call_user_function(what: str, function: Callable[..., object], *arguments: object) -> Any:
-    """Return what a user's function gives, or say that it failed: `what` did."""
+    """Return what a user's function returns; an error in it becomes a sentence that says that `what` failed."""
     try:
         return function(*arguments)
     except IdentikitError:
@@ -102,18 +102,18 @@ def known_name(name: str, value: object, names: Sequence[str]) -> str:
 
 
 def known_names(name: str, value: object, names: Sequence[str]) -> tuple[str, ...]:
-    """Return one or several names that are among those known, each once."""
-    several = [value] if isinstance(value, str) else value
-    if not is_collection(several):
+    """Return one or several names that are among those known, without repeats."""
+    values = [value] if isinstance(value, str) else value
+    if not is_collection(values):
         raise _refused(name, value, f"some of {', '.join(map(repr, names))}")
-    chosen = tuple(dict.fromkeys(known_name(name, each, names) for each in several))
-    if not chosen:
+    known_values = tuple(dict.fromkeys(known_name(name, entry, names) for entry in values))
+    if not known_values:
         raise InputError(f"{name}={shortened(value)} names nothing: use some of {', '.join(map(repr, names))}.")
-    return chosen
+    return known_values
 
 
 def is_collection(value: object) -> TypeGuard[Collection[object]]:
-    """Whether an argument holds several things; an iterator does not, for it can be read only once, or without end."""
+    """Whether an argument is a collection of values; an iterator, which can be read only once, is not."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) != 0
 
 

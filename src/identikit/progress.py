@@ -1,6 +1,6 @@
-"""How long work reports its progress: one signature for everything that takes a `progress` argument, and the bars.
+"""Progress of long work: one signature for every `progress` argument, and the bars.
 
-A public function that can take long has the decorator `reporting` and passes a function on to all that it calls.
+A public function that can take long has the decorator `reporting`, and passes its `progress` on to all that it calls.
 """
 
 import sys
@@ -18,7 +18,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many parts of it are done, and how many there are."""
 
 Watched = Progress | bool | None
-"""A `Progress`, or whether bars are shown; None: only where a person can see them, on a terminal or in a notebook."""
+"""A `Progress`, or whether to show bars; None: only where a person can see them, on a terminal or in a notebook."""
 
 PATIENCE = 1.0  # seconds that a call may take before its bars are shown
 
@@ -31,20 +31,20 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 def reporting(function: Callable[Options, Answer]) -> Callable[Options, Answer]:
-    """Let a function receive as `progress` what reports it: the caller's own function, bars, or nothing.
+    """Turn a function's option `progress` into a `Progress`: the caller's own function, bars, or nothing.
 
-    Bars are on the error stream. Where that is a file or a pipe, and in no notebook, there are none.
+    Bars are drawn on the error stream, unless that is a file or a pipe, and in notebooks.
     """
 
     @wraps(function)
     def call(*arguments: Options.args, **options: Options.kwargs) -> Answer:
-        with _told(options.get("progress")) as progress:
+        with _progress_context(options.get("progress")) as progress:
             return function(*arguments, **{**options, "progress": progress})  # pyright: ignore[reportCallIssue]
 
     return call
 
 
-def _told(progress: Any) -> AbstractContextManager[Progress]:
+def _progress_context(progress: Any) -> AbstractContextManager[Progress]:
     if progress is False or (progress is None and not _is_watched()):
         return nullcontext(silent)
     return bars(patience=PATIENCE) if progress is None or progress is True else nullcontext(progress)
@@ -58,13 +58,13 @@ def _is_watched() -> bool:
 
 
 class Pace(NamedTuple):
-    """When work was first reported, and how much of it was done by then: that part took no time here."""
+    """When work was first reported, and how much of it was done by then, which does not count for the rate."""
 
     done: int
     time: float
 
     def rate(self, done: int, now: float) -> float | None:
-        """Return parts per second since the start, or None before there is a pace."""
+        """Return parts per second since the first report; None if nothing was done since."""
         return (done - self.done) / (now - self.time) if done > self.done and now > self.time else None
 
 
@@ -80,30 +80,30 @@ def bars(console: "Console | None" = None, *, patience: float = 0.0) -> Iterator
 
         def render(self, task: rich.Task) -> Text:
             ends = task.fields["ends"]
-            left = "-:--:--" if ends is None else whole_seconds(ends - task.get_time())
-            return Text(f"left: {left}", style="progress.remaining")
+            duration = "-:--:--" if ends is None else whole_seconds(ends - task.get_time())
+            return Text(f"left: {duration}", style="progress.remaining")
 
     counts = (rich.TextColumn("{task.description}"), rich.MofNCompleteColumn(), rich.TextColumn("{task.fields[rate]}"))
     times = (rich.BarColumn(bar_width=None), rich.TimeElapsedColumn(), TimeLeft())
     paces: dict[str, tuple[rich.TaskID, Pace]] = {}
-    with rich.Progress(*counts, *times, console=console or Console(stderr=True), transient=True) as shown:
-        began = shown.get_time()
+    with rich.Progress(*counts, *times, console=console or Console(stderr=True), transient=True) as display:
+        start = display.get_time()
 
-        def told(what: str, done: int, total: int) -> None:
-            now = shown.get_time()
-            if now - began < patience:
+        def report(what: str, done: int, total: int) -> None:
+            now = display.get_time()
+            if now - start < patience:
                 return
             if what not in paces:
-                bar = shown.add_task(what, total=total, completed=done, rate="", ends=None)
+                bar = display.add_task(what, total=total, completed=done, rate="", ends=None)
                 paces[what] = bar, Pace(done, now)
             bar, pace = paces[what]
             if rate := pace.rate(done, now):
-                shown.update(bar, rate=per_second(rate), ends=now + (total - done) / rate)
-            shown.update(bar, completed=done, total=total)
+                display.update(bar, rate=per_second(rate), ends=now + (total - done) / rate)
+            display.update(bar, completed=done, total=total)
             if done >= total:  # a later report with this name is about new work
-                shown.remove_task(paces.pop(what)[0])
+                display.remove_task(paces.pop(what)[0])
 
-        yield told
+        yield report
 
 
 def per_second(rate: float) -> str:

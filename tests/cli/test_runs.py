@@ -18,6 +18,7 @@ from identikit.errors import InputError
 from identikit.results.files import seal_record, unseal_record
 from identikit.runs.lock import FolderLock
 from identikit.runs.store import Store
+from identikit.texts import encoding
 from identikit.tokens.dataset import IdentifiabilityJob
 from tests.cli.made import Done, run
 from tests.models import tiny
@@ -345,3 +346,21 @@ def test_the_page_on_runs_names_commands_and_options_that_there_are():
         told = run(command, "--help").stdout
         for option in re.findall(r"--[a-z-]+", rest):
             assert f"  {option} " in told, (command, option)
+
+
+@pytest.mark.parametrize("command", JOBS)
+@pytest.mark.parametrize("options", [[], ["--skip-long"]], ids=["plain", "skip long"])
+def test_every_text_is_tokenised_once(
+    command: str, options: list[str], compute: Compute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tokenised: list[tuple[str, ...]] = []
+    tokenize = encoding._tokenize
+
+    def counting(tokenizer: Any, texts: tuple[str, ...], *arguments: Any) -> Any:
+        tokenised.append(texts)
+        return tokenize(tokenizer, texts, *arguments)
+
+    monkeypatch.setattr(encoding, "_tokenize", counting)
+    assert compute(command, tmp_path / "run", *options).status == 0
+    texts = [read for read in tokenised if len(read[0].split()) == 6]
+    assert len(texts) == len(set(texts)) == 21

@@ -112,7 +112,7 @@ def test_an_experiment_tracker_is_told_how_far_each_step_is(tmp_path: Path, monk
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # which is read on import
     pytest.importorskip("trackio", reason="trackio is not installed")
     told = []
-    with progress.reported_to("trackio", lambda *each: told.append(each), project="tried") as also:
+    with progress.with_tracker("trackio", lambda *each: told.append(each), project="tried") as also:
         for done in range(3):
             also("texts", done, 2)
     assert told == [("texts", 0, 2), ("texts", 1, 2), ("texts", 2, 2)]
@@ -129,5 +129,5 @@ def test_a_tracker_that_is_not_there_is_refused_before_anything_is_read(tracker:
     done = run("--report-to", tracker, "explain", "a b c", "--html", tmp_path / "page.html")
     assert done.refused(expected)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match="reported to 'wandb'"), progress.reported_to("wandb", print):
+    with pytest.raises(InputError, match="reported to 'wandb'"), progress.with_tracker("wandb", print):
         pass

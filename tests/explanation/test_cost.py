@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import identikit as ik
-from identikit.cli.endings import own_words
+from identikit.cli.endings import with_own_options
 from identikit.cli.main import app
 from identikit.explanation.cost import planned
 from identikit.models.load.load import _default_folder
@@ -68,7 +68,7 @@ def test_the_command_prints_words_or_json():
 
 def test_more_tokens_than_the_model_reads_are_not_planned():
     said = CliRunner().invoke(app, ["plan", "--tokens", "513"])
-    assert said.exit_code and "--tokens 513 cannot be planned" in own_words(str(said.exception))
+    assert said.exit_code and "--tokens 513 cannot be planned" in with_own_options(str(said.exception))
     assert "reads at most 512 tokens" in str(said.exception)
     assert planned(tokens=512).tokens == 512
 

@@ -20,7 +20,17 @@ from identikit.maths import threads
 from identikit.models.model import Model
 from identikit.runs import run as runs
 from identikit.runs.cluster import Cluster
-from identikit.runs.engines import AHEAD, Engine, Local, Processes, RunTask, RunWorker, by_cost, engine_of, results_of
+from identikit.runs.engines import (
+    AHEAD,
+    Engine,
+    Local,
+    Processes,
+    RunTask,
+    RunWorker,
+    by_cost,
+    make_engine,
+    run_on_workers,
+)
 from identikit.runs.run import Run
 from identikit.runs.store import Store
 from tests.models import tiny
@@ -71,7 +81,7 @@ def test_processes(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_ray(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     ray = pytest.importorskip("ray")
     engine = Cluster(1, WORKERS)
-    with engine._connected(ray):  # one cluster for all that follows
+    with engine._connection(ray):  # one cluster for all that follows
         check(engine, model, tmp_path, monkeypatch)
         with pytest.raises(InputError, match=r"has 2 CPUs and 0 GPUs, and a worker needs 3 and 0\. Ask for fewer"):
             dict(squares(replace(engine, threads=3), model, Squares()))
@@ -91,7 +101,7 @@ def watch():
         seen.append(signal.getsignal(signal.SIGTERM))
 watching = threading.Thread(target=watch)
 watching.start()
-with Cluster(1, 2)._connected(ray):
+with Cluster(1, 2)._connection(ray):
     seen.append(signal.getsignal(signal.SIGTERM))
 is_there.set()
 watching.join()
@@ -115,7 +125,7 @@ def test_what_was_computed_beside_an_error_is_not_lost():
         given = iter(futures)
         found = []
         with pytest.raises(InputError, match="refused"):
-            for _, result in results_of(
+            for _, result in run_on_workers(
                 [0], lambda worker, task, given=given: next(given), [RunTask(0, 0), RunTask(1, 1)]
             ):
                 found.append(result)
@@ -135,10 +145,10 @@ def test_results_are_not_computed_far_ahead_of_who_takes_them():
         nonlocal given
         given += 1
         future: Future[Any] = Future()
-        future.set_result((task.given, []))
+        future.set_result((task.content, []))
         return future
 
-    for _ in results_of(range(WORKERS), submit, [RunTask(place, place) for place in range(50)]):
+    for _ in run_on_workers(range(WORKERS), submit, [RunTask(place, place) for place in range(50)]):
         taken += 1
         assert given - taken < AHEAD * WORKERS
     assert taken == given == 50
@@ -174,9 +184,9 @@ def test_without_ray(model: Model, monkeypatch: pytest.MonkeyPatch):
 def test_options_of_engines_that_do_not_fit():
     for wrong in ({"engine": "slurm"}, {"workers": 2}, {"engine": "processes", "address": "a:1"}, {"threads": 0}):
         with pytest.raises(InputError):
-            engine_of("nowhere", **wrong)
-    assert engine_of("nowhere", "processes", 3, 2) == Processes(2, 3)
-    assert engine_of("nowhere", "ray", 3, 2, "auto", 0.5) == Cluster(2, 3, "auto", 0.5)
+            make_engine("nowhere", **wrong)
+    assert make_engine("nowhere", "processes", 3, 2) == Processes(2, 3)
+    assert make_engine("nowhere", "ray", 3, 2, "auto", 0.5) == Cluster(2, 3, "auto", 0.5)
 
 
 def test_a_run_takes_one_thread_where_threads_fight_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -186,10 +196,10 @@ def test_a_run_takes_one_thread_where_threads_fight_and_keeps_it(tmp_path: Path,
     try:
         for fight, each in ((True, 1), (False, 2)):
             monkeypatch.setattr(threads, "_threads_contend", lambda number, fight=fight: fight)
-            assert engine_of(str(tmp_path / "new")) == Local(each)
+            assert make_engine(str(tmp_path / "new")) == Local(each)
         with Store(str(tmp_path / "started"), {"command": "attention", "threads": 1}).held():
             pass
-        assert engine_of(str(tmp_path / "started")) == Local(1)
-        assert engine_of(str(tmp_path / "started"), threads=2) == Local(2)
+        assert make_engine(str(tmp_path / "started")) == Local(1)
+        assert make_engine(str(tmp_path / "started"), threads=2) == Local(2)
     finally:
         torch.set_num_threads(before)

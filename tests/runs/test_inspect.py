@@ -9,9 +9,18 @@ import torch
 
 from identikit.errors import InputError
 from identikit.results.files import seal_record
-from identikit.runs.inspect import Amount, absent_parts, inputs_of, listed, open_run, parts_of, state, state_words
+from identikit.runs.inspect import (
+    Amount,
+    input_folders,
+    list_briefly,
+    missing_portions,
+    open_run,
+    portion_folders,
+    state,
+    state_lines,
+)
 from identikit.runs.lock import NOTE, FolderLock
-from identikit.runs.manifest import note, noted_command
+from identikit.runs.manifest import note_command, noted_command
 from identikit.runs.store import PLAN, Store
 
 
@@ -36,7 +45,7 @@ def test_counts_rate_and_time_left(store: Store):
     assert found.tokens == Amount(60, 120) and found.share == 0.5
     assert found.rate == 20 and found.seconds_left == 3 and found.sealed == 3 and found.damaged == {}
     json.dumps(found.to_dict(), allow_nan=False)
-    assert "Missing: texts 1, 3." in state_words(found)
+    assert "Missing: texts 1, 3." in state_lines(found)
 
 
 def test_parts_have_names(tmp_path: Path):
@@ -97,24 +106,24 @@ def test_folders_within_folders(tmp_path: Path):
     for name in ("shard-0002-of-0003", "inputs/mrpc/attention", "inputs/mrpc/rates", "other"):
         Store(tmp_path / name, {}).write("x", b"")
     folder = str(tmp_path)
-    assert parts_of(folder) == {(2, 3): f"{folder}/shard-0002-of-0003"}
-    assert absent_parts(parts_of(folder)) == ["shard-0001-of-0003", "shard-0003-of-0003"]
-    assert inputs_of(folder) == [f"{folder}/inputs/mrpc/attention", f"{folder}/inputs/mrpc/rates"]
+    assert portion_folders(folder) == {(2, 3): f"{folder}/shard-0002-of-0003"}
+    assert missing_portions(portion_folders(folder)) == ["shard-0001-of-0003", "shard-0003-of-0003"]
+    assert input_folders(folder) == [f"{folder}/inputs/mrpc/attention", f"{folder}/inputs/mrpc/rates"]
 
 
 def test_lists_are_short():
-    assert listed([1, 2, 3, 5]) == "1 to 3, 5" and listed(["a", "b"]) == "a, b"
-    assert listed(range(0, 100, 2)) == "0, 2, 4, 6, 8, 10, 12, 14, …"
+    assert list_briefly([1, 2, 3, 5]) == "1 to 3, 5" and list_briefly(["a", "b"]) == "a, b"
+    assert list_briefly(range(0, 100, 2)) == "0, 2, 4, 6, 8, 10, 12, 14, …"
 
 
 def test_a_command_is_noted_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     store = Store("run/shard-0001-of-0002", {})
-    note(store, "attention", {"data": "texts.txt", "out": "run", "shard": "1/2", "as_json": True})
+    note_command(store, "attention", {"data": "texts.txt", "out": "run", "shard": "1/2", "as_json": True})
     monkeypatch.chdir(tmp_path / "run" / "shard-0001-of-0002")
     found = noted_command(".")
     assert found.arguments == {"data": "texts.txt", "out": str(tmp_path / "run"), "shard": "1/2"}
-    with found.there():
+    with found.in_working_folder():
         assert Path.cwd() == tmp_path
-    with found._replace(place="/no/such/folder").there():
+    with found._replace(working_folder="/no/such/folder").in_working_folder():
         assert Path.cwd() != tmp_path

@@ -62,7 +62,7 @@ COUNT = Count()
 
 def counted(folder: Path, job: Count = COUNT, progress: Progress = silent, most: int = 1) -> Numbers:
     run = Run(Store(folder, {"seed": 1}), progress=progress)
-    return run.texts(tiny.shared("bert"), job, TEXTS, ENCODED, most=most)
+    return run.texts(tiny.shared("bert"), job, TEXTS, ENCODED, group_size=most)
 
 
 def is_whole(found: Numbers) -> bool:
@@ -272,11 +272,11 @@ def test_shards_of_a_run_share_the_work_evenly(tmp_path: Path):
     model = tiny.shared("bert")
     texts = ["long " * 40, *(f"text {i}" for i in range(40))]
     encoded = [EncodedText((), None, (), tuple(text), (), text) for text in texts]
-    parts = [Run(Store(tmp_path / str(i), {}), part=(i, 2)).texts(model, COUNT, texts, encoded) for i in (1, 2)]
+    parts = [Run(Store(tmp_path / str(i), {}), portion=(i, 2)).texts(model, COUNT, texts, encoded) for i in (1, 2)]
     assert [len(part["tokens"]) for part in parts] == [21, 20]
     assert abs(int(parts[0]["sum"]) - int(parts[1]["sum"])) <= 200
-    even = [Run(Store(tmp_path / f"even {i}", {}), part=(i, 2)).texts(model, COUNT, TEXTS, ENCODED) for i in (1, 2)]
+    even = [Run(Store(tmp_path / f"even {i}", {}), portion=(i, 2)).texts(model, COUNT, TEXTS, ENCODED) for i in (1, 2)]
     assert [len(part["tokens"]) for part in even] == [20, 20]
     with pytest.raises(InputError, match=r"--shard 41/41: there is nothing for it to do, .* divided into 40\."):
-        Run(Store(tmp_path / "41", {}), part=(41, 41)).texts(model, COUNT, TEXTS, ENCODED)
+        Run(Store(tmp_path / "41", {}), portion=(41, 41)).texts(model, COUNT, TEXTS, ENCODED)
     assert not (tmp_path / "41").exists()

@@ -22,10 +22,10 @@ from identikit.models.text_run import run_texts
 from identikit.progress import Progress
 from identikit.results.measure import Measure
 from identikit.results.table import texts_table, tidy_frame
-from identikit.runs.run import Numbers, Run, Stored, together
+from identikit.runs.run import Numbers, Run, Stored, texts_per_group
 from identikit.runs.store import PROOF, write_tables
 from identikit.shapes import Tensor
-from identikit.texts.text import Text
+from identikit.texts.text import AnyText
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -129,7 +129,7 @@ class AttentionJob:
         """Return a sum of products that grow with the length and with its square."""
         return length * (length + 256.0)
 
-    def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
+    def compute(self, model: Model, task: list[AnyText], progress: Progress) -> dict[str, Tensor]:
         """Return the numbers of each text, and what is summed over texts."""
         options = self.options
         layers = model.attention_layers
@@ -159,7 +159,7 @@ class AttentionJob:
 
 
 def attention_tables(
-    model: Model, texts: Iterable[Text], run: Run, options: AttentionOptions
+    model: Model, texts: Iterable[AnyText], run: Run, options: AttentionOptions
 ) -> dict[str, "DataFrame"]:
     """Compute the tables of a dataset into a run's folder; `tables.ATTENTION` describes them.
 
@@ -176,7 +176,7 @@ def attention_tables(
     return tables
 
 
-def _write_proofs(model: Model, texts: list[Text], run: Run, options: AttentionOptions) -> None:
+def _write_proofs(model: Model, texts: Sequence[AnyText], run: Run, options: AttentionOptions) -> None:
     """Write a proof for each text that has none yet; `identikit verify` checks them."""
     layers = model.attention_layers
     for number, text in enumerate(texts):
@@ -204,15 +204,15 @@ def _rows_proof(attention: EffectiveAttention, rows: int, seed: int) -> bytes:
 
 
 def attention_statistics(
-    model: Model, texts: list[Text], run: Run, options: AttentionOptions, *, only_intervals: bool = False
+    model: Model, texts: Sequence[AnyText], run: Run, options: AttentionOptions, *, only_intervals: bool = False
 ) -> dict[str, Tensor]:
     """Gather the readings of each text, for `frames` and `certainty.frames`; this needs no pandas.
 
     `layers` are the numbers of the layers that attend.
     """
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
-    together_at_most = 1 if options.intervals else together(model)  # rows are bounded on the CPU, which takes longest
-    numbers = run.texts(model, AttentionJob(options, only_intervals), texts, encoded, most=together_at_most)
+    group_size = 1 if options.intervals else texts_per_group(model)  # rows are bounded on the CPU, which takes longest
+    numbers = run.texts(model, AttentionJob(options, only_intervals), texts, encoded, group_size=group_size)
     return {"layers": torch.tensor(model.attention_layers), **numbers}
 
 

@@ -21,7 +21,7 @@ from identikit.results.words import Column, Paragraph, Table, mean_and_error, me
 from identikit.runs.run import Numbers, Run, Stored
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
-from identikit.texts.text import Text
+from identikit.texts.text import AnyText
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -61,7 +61,7 @@ class MeasuresJob:
         """Return about how many programs there are, each as long as the text."""
         return float(length) ** 3
 
-    def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
+    def compute(self, model: Model, task: list[AnyText], progress: Progress) -> dict[str, Tensor]:
         """Return the numbers of each text."""
         options = self.options
         layers = model.attention_layers
@@ -82,7 +82,9 @@ class MeasuresJob:
         return {}
 
 
-def measures_tables(model: Model, texts: Iterable[Text], run: Run, options: MeasuresOptions) -> dict[str, "DataFrame"]:
+def measures_tables(
+    model: Model, texts: Iterable[AnyText], run: Run, options: MeasuresOptions
+) -> dict[str, "DataFrame"]:
     """Compute the tables of a dataset into a run's folder; `tables.MEASURES` describes them."""
     texts = list(texts)
     numbers = measures_statistics(model, texts, run, options)
@@ -120,7 +122,9 @@ def measures_report(tables: Mapping[str, "DataFrame"]) -> tuple[str, dict[str, o
     return words, {"texts": len(tables["texts"]), "measures": means.reset_index().to_dict("records")}
 
 
-def measures_statistics(model: Model, texts: list[Text], run: Run, options: MeasuresOptions) -> dict[str, Tensor]:
+def measures_statistics(
+    model: Model, texts: Sequence[AnyText], run: Run, options: MeasuresOptions
+) -> dict[str, Tensor]:
     """Gather the numbers of each text; this needs no pandas."""
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
-    return run.texts(model, MeasuresJob(options), texts, encoded, most=1)
+    return run.texts(model, MeasuresJob(options), texts, encoded)

@@ -28,10 +28,10 @@ from identikit.models.model import Model
 from identikit.models.text_run import prepare_texts
 from identikit.progress import Progress
 from identikit.results.table import texts_table
-from identikit.runs.run import Numbers, Run, Stored, together
+from identikit.runs.run import Numbers, Run, Stored, texts_per_group
 from identikit.runs.store import write_tables
 from identikit.shapes import Bool, Float, Tensor
-from identikit.texts.text import EncodedText, Text
+from identikit.texts.text import AnyText, EncodedText
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -68,7 +68,7 @@ class AttributionJob:
         """Return a sum of products that grow with the square of the length and with its cube."""
         return length * length * (length + 256.0)
 
-    def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
+    def compute(self, model: Model, task: list[AnyText], progress: Progress) -> dict[str, Tensor]:
         """Return the statistics of the texts together, and the readings of each token."""
         options = self.options
         readings = prepare_texts(model, task, truncate=options.truncate, max_tokens=options.max_tokens)
@@ -84,13 +84,13 @@ class AttributionJob:
         return pack(reduce(Mixing.merge, map(unpack, parts)))
 
 
-def encoded_texts(model: Model, texts: list[Text], options: AttributionOptions) -> list[EncodedText]:
+def encoded_texts(model: Model, texts: Sequence[AnyText], options: AttributionOptions) -> list[EncodedText]:
     """Return texts as tokens."""
     return model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens, features=False)
 
 
 def attribution_tables(
-    model: Model, texts: Iterable[Text], run: Run, options: AttributionOptions, *, tagger: Tagger | None = None
+    model: Model, texts: Iterable[AnyText], run: Run, options: AttributionOptions, *, tagger: Tagger | None = None
 ) -> dict[str, "DataFrame"]:
     """Compute the tables of a dataset into a run's folder; `tables.ATTRIBUTION` describes them.
 
@@ -113,18 +113,18 @@ def attribution_tables(
 
 
 def attribution_statistics(
-    model: Model, texts: list[Text], run: Run, options: AttributionOptions
+    model: Model, texts: Sequence[AnyText], run: Run, options: AttributionOptions
 ) -> tuple[Mixing, PerToken]:
     """Gather the readings of a dataset, and those of each token; this needs no pandas."""
     known_name("norm", options.norm, tuple(NORMS))  # Fisher's is of the last layer alone
     encoded = encoded_texts(model, texts, options)
 
-    def before(missing: list[int]) -> None:
-        if warning := cost_warning(model, missing, options.checked(model)):
+    def warn_of_duration(lengths: list[int]) -> None:
+        if warning := cost_warning(model, lengths, options.checked(model)):
             warnings.warn(warning, stacklevel=5)
 
     job = AttributionJob(options)
-    numbers = run.texts(model, job, texts, encoded, most=together(model), before=before)
+    numbers = run.texts(model, job, texts, encoded, group_size=texts_per_group(model), prepare=warn_of_duration)
     return unpack(numbers), PerToken(*(numbers[f"token {name}"] for name in PerToken._fields))
 
 

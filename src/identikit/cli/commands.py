@@ -1,4 +1,4 @@
-"""The commands as typer finds them, and what their help says."""
+"""How typer finds the commands and writes their help."""
 
 from typing import Any
 
@@ -6,26 +6,27 @@ from typer.core import TyperCommand, TyperGroup
 
 from identikit.cli.endings import OPTIONS
 
-_WHOLE = 1000  # letters that a command's line in the help may have: more than any sentence
+_HELP_LETTERS = 1000  # of a command in the list of commands: more than any sentence has
 
 
 class Commands(TyperGroup):
-    """The commands; what the library says while one runs is said with its own options."""
+    """The commands; while one runs, messages name its own options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """Find a command, and note the names of its options for what is said while it runs."""
-        name, command, rest = super().resolve_command(ctx, args)
-        OPTIONS.set({one.name: one.opts[0] for one in command.params} if command else {})
-        return name, command, rest
+        """Find a command, and note the names of its options for the messages."""
+        name, command, arguments = super().resolve_command(ctx, args)
+        OPTIONS.set({parameter.name: parameter.opts[0] for parameter in command.params} if command else {})
+        return name, command, arguments
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Say of each command the whole first sentence of its help; a line would cut it."""
+        """List the commands with the first sentence of their help, which typer would cut."""
+        sentences = [(name, command.get_short_help_str(_HELP_LETTERS)) for name, command in self.commands.items()]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, one.get_short_help_str(_WHOLE)) for name, one in self.commands.items()])
+            formatter.write_dl(sentences)
 
 
 class WithSampleSizes(TyperCommand):
-    """A command whose help ends with how many texts the paper's claims need; they are only read for that."""
+    """A command whose help ends with how many texts the paper's claims need; claims are imported only for that."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Add the numbers of texts."""

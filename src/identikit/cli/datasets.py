@@ -1,11 +1,11 @@
 """The commands over a dataset: attention, measures, attribution and tokens.
 
-To add one, a room brings the columns of its tables (`tables.py`) and a job (`dataset.py`); here it needs only a
-function with its own options that calls `DatasetRun.do`. The decorator adds the shared options, and makes it resumable.
+To add one, a room brings the columns of its tables (`tables.py`) and a job (`dataset.py`). Here it needs only a
+function with its own options that calls `DatasetRun.compute`; the decorator adds the shared options, and makes it
+resumable.
 """
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial, wraps
@@ -17,23 +17,20 @@ import typer
 
 import identikit
 from identikit.cli import option
-from identikit.errors import TooLongError
 from identikit.results.words import percent
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from identikit.texts.text import Text
-
 Tables = dict[str, Any]  # data frames by name; pandas is imported when they are made
-Report = Callable[[Tables], tuple[str, dict[str, object]]]  # what tables say, in words and as numbers
+Report = Callable[[Tables], tuple[str, dict[str, object]]]  # summarises tables in words and as numbers
 COMMANDS: dict[str, Callable[..., None]] = {}
 """The commands over a dataset, by name."""
 
 
 @dataclass(frozen=True)
 class DatasetRun:
-    """What the commands over a dataset share: their options, and the way from texts to a folder of tables."""
+    """The options that all commands over a dataset share, and the computation of a folder of tables."""
 
     data: Annotated[str, typer.Option("--data", help="A file, mrpc, cola, mnli, wikitext, or datasets:NAME.")]
     out: option.Out
@@ -63,9 +60,9 @@ class DatasetRun:
         ),
     ] = None
     as_json: option.Json = False
-    given: dict[str, object] = field(default_factory=dict)  # all of the command's arguments, noted for `resume`
+    arguments: dict[str, object] = field(default_factory=dict)  # all of the command's, noted for `resume`
 
-    def do(
+    def compute(
         self,
         command: str,
         options: "DataclassInstance",
@@ -73,101 +70,94 @@ class DatasetRun:
         gather: Callable[..., Any],
         tables: Callable[..., Tables],
         report: Report,
-        also: Mapping[str, object] = MappingProxyType({}),
+        settings: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """Compute a command's tables into the folder, with progress, and print what `report` says of them.
+        """Compute a command's tables into the folder, and print what `report` makes of them.
 
-        A shard only gathers numbers; `tables` gathers them and makes tables. `also` are settings besides the options.
+        `tables` gathers numbers and makes tables; with --shard, `gather` only gathers numbers. `settings` identify the
+        run together with the options.
         """
         from identikit.cli.terminal import answer, step_progress
-        from identikit.runs.engines import engine_of
-        from identikit.runs.manifest import manifest, note
-        from identikit.runs.run import Run, part_folder
-        from identikit.runs.store import Store
+        from identikit.runs.engines import make_engine
+        from identikit.runs.manifest import manifest, note_command
+        from identikit.runs.run import Run
+        from identikit.runs.store import Store, portion_folder
+        from identikit.runs.texts import encode_texts
 
-        part = self.part()
-        folder = self.out if part is None else f"{self.out}/{part_folder(*part)}"
-        engine = engine_of(folder, self.engine, self.workers, self.threads, self.address, self.gpus)
+        portion = self._portion()
+        folder = self.out if portion is None else f"{self.out}/{portion_folder(*portion)}"
+        engine = make_engine(folder, self.engine, self.workers, self.threads, self.address, self.gpus)
         texts = identikit.read_texts(self.data, columns=self.columns, data_dir=self.data_dir, split=self.split)
         texts = list(islice(texts, self.first))
         model = identikit.load(self.model, tower=self.tower, device=self.device, dtype=self.dtype)
+        max_tokens = getattr(options, "max_tokens", None)
+        encoded, skipped = encode_texts(
+            model, texts, truncate=self.truncate, max_tokens=max_tokens, skip=self.skip_long
+        )
         data = {"source": self.data, "columns": self.columns, "split": self.split, "first": self.first}
         if self.skip_long:
-            texts, data["skipped"] = _fitting(model, texts, getattr(options, "max_tokens", None))
-        settings, recorded = manifest(
-            command, model, texts, data=data, options={**asdict(options), **also}, threads=engine.threads
+            data["skipped"] = skipped
+        fitting = [text for index, text in enumerate(texts) if index not in skipped]
+        identity, recorded = manifest(
+            command, model, fitting, data=data, options={**asdict(options), **settings}, threads=engine.threads
         )
-        if part is not None:
+        if portion is not None:
             # Which texts share a computation, and so the last digits, differs between a CPU and a GPU.
-            settings |= {"shard": self.shard, "device": model.device.type}
-        store = Store(folder, settings, recorded)
-        written: Tables = {}
-        with step_progress() as told, store.held():
-            note(store, command, self.given)
-            run = Run(store, engine, part, told)
-            if part is None:
-                written = tables(model, texts, run, options)
+            identity |= {"shard": self.shard, "device": model.device.type}
+        store = Store(folder, identity, recorded)
+        with step_progress() as progress, store.held():
+            note_command(store, command, self.arguments)
+            run = Run(store, engine, portion, progress)
+            if portion is None:
+                written = tables(model, encoded, run, options)
                 store.finish()
+                words, numbers = report(written)
+                numbers["tables"] = [f"{self.out}/{name}.parquet" for name in written]
+                words += (
+                    f"\nThe tables are in {self.out}, as .parquet and .csv: {', '.join(written)}.\n"
+                    f"{self.out}/columns.json explains their columns."
+                )
             else:
-                gather(model, texts, run, options)
-        if part is None:
-            words, numbers = report(written)
-            numbers["tables"] = [f"{self.out}/{name}.parquet" for name in written]
-            words += (
-                f"\nThe tables are in {self.out}, as .parquet and .csv: {', '.join(written)}.\n{self.out}/columns.json "
-                "explains their columns."
-            )
-        else:
-            words = f"Shard {self.shard} is complete. Once all shards are complete, run `identikit merge {self.out}`."
-            numbers = {"shard": self.shard}
+                gather(model, encoded, run, options)
+                merge = f"identikit merge {self.out}"
+                words = f"Shard {self.shard} is complete. Once all shards are complete, run `{merge}`."
+                numbers = {"shard": self.shard}
         answer(numbers, words, as_json=self.as_json)
 
-    def part(self) -> tuple[int, int] | None:
-        """Return which shard of how many is asked for, if one is."""
+    def _portion(self) -> tuple[int, int] | None:
+        """Return --shard as index and count, if it was given."""
         if self.shard is None:
             return None
-        index, _, number = self.shard.partition("/")
-        if not (index.isdecimal() and number.isdecimal() and 1 <= int(index) <= int(number)):
+        index, _, count = self.shard.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
             raise identikit.InputError(
                 f"--shard {self.shard!r} cannot be used: expected I/N, such as 2/8, counted from 1."
             )
-        return int(index), int(number)
-
-
-def _fitting(model: "identikit.Model", texts: "list[Text]", max_tokens: int | None) -> "tuple[list[Text], list[int]]":
-    """Return the texts that are not too long, and the numbers of the others."""
-    kept = []
-    skipped = []
-    for number, text in enumerate(texts):
-        try:
-            model.encode(text, max_tokens=max_tokens, features=False)
-            kept.append(text)
-        except TooLongError:
-            skipped.append(number)
-    if not kept:
-        raise identikit.InputError(f"All {len(texts)} texts are too long for {model.name}. Cut them with --truncate.")
-    if skipped:
-        some = f"{', '.join(map(str, skipped[:10]))}{', …' if len(skipped) > 10 else ''}"
-        warnings.warn(f"Left out {len(skipped)} of {len(texts)} texts, which are too long: {some}.", stacklevel=2)
-    return kept, skipped
+        return int(index), int(count)
 
 
 def over_a_dataset(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `DatasetRun` before its own; it gets them as its first argument."""
-    *shared, _ = inspect.signature(DatasetRun).parameters.values()  # all but `given`
+    """Give a command the options of `DatasetRun` before its own; it receives them as its first argument."""
+    *shared, _ = inspect.signature(DatasetRun).parameters.values()  # all but `arguments`
     _, *special = inspect.signature(command).parameters.values()
 
     @wraps(command)
-    def called(**given: Any) -> None:
-        run = DatasetRun(**{parameter.name: given[parameter.name] for parameter in shared}, given=given)
+    def command_with_all_options(**arguments: Any) -> None:
+        shared_arguments = {parameter.name: arguments[parameter.name] for parameter in shared}
+        run = DatasetRun(**shared_arguments, arguments=arguments)
         if run.truncate and run.skip_long:
             raise identikit.InputError("--truncate and --skip-long cannot be used together. Give one of them.")
-        command(run, **{parameter.name: option.once(given[parameter.name]) for parameter in special})
+        command(run, **{parameter.name: _without_repeats(arguments[parameter.name]) for parameter in special})
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared, *special)]
-    called.__dict__["__signature__"] = inspect.Signature(parameters)  # what typer reads the options from
-    COMMANDS[command.__name__] = called
-    return called
+    command_with_all_options.__dict__["__signature__"] = inspect.Signature(parameters)  # typer reads the options here
+    COMMANDS[command.__name__] = command_with_all_options
+    return command_with_all_options
+
+
+def _without_repeats(value: object) -> Any:
+    """Return the values of a repeated option, each once: a second one would count every text twice."""
+    return list(dict.fromkeys(value)) if isinstance(value, list) else value
 
 
 @over_a_dataset
@@ -190,23 +180,23 @@ def attention(
     """Compute attention over a dataset: correlation by length, null dimensions, attention by token type, intervals."""
     from identikit.attention.dataset import AttentionOptions, attention_statistics, attention_tables
 
-    rows: Any = 0 if intervals is None else count(intervals)
+    rows: Any = 0 if intervals is None else number_or_word(intervals)
     options = AttentionOptions(bias=bias, mass=mass, truncate=run.truncate, intervals=rows, proofs=proofs, seed=seed)
-    run.do("attention", options, gather=attention_statistics, tables=attention_tables, report=_attention_report)
+    run.compute("attention", options, gather=attention_statistics, tables=attention_tables, report=_attention_report)
 
 
 def _attention_report(tables: Tables) -> tuple[str, dict[str, object]]:
     from identikit.attention.certainty import length_table
 
-    overall = tables["correlation"]["pearson"]
+    correlation = tables["correlation"]["pearson"]
     null = tables["null_dimension"]
     numbers: dict[str, object] = {
-        "texts": len(overall),
-        "correlation": float(overall.mean()),
+        "texts": len(correlation),
+        "correlation": float(correlation.mean()),
         "null_dim": int(null["greatest"].max()),
         "residual": float(null["residual"].max()),
     }
-    texts = "1 text" if len(overall) == 1 else f"{len(overall)} texts"
+    texts = "1 text" if len(correlation) == 1 else f"{len(correlation)} texts"
     words = (
         f"In {texts}, raw and effective attention correlate at {numbers['correlation']:.3f} on "
         f"average. The largest null space has {numbers['null_dim']} dimensions. Effective attention gives the same "
@@ -216,8 +206,8 @@ def _attention_report(tables: Tables) -> tuple[str, dict[str, object]]:
         by_length = tables["intervals_by_length"]
         numbers["intervals_by_length"] = by_length.to_dict("records")
         words += (
-            f"\n\nIntervals of {by_length['rows'].sum() / len(overall):,.0f} rows per text: what each weight can be in "
-            "any alternative, that is,\nin any attention with the same output. Free rows see linearly dependent "
+            f"\n\nIntervals of {by_length['rows'].sum() / len(correlation):,.0f} rows per text: what each weight can "
+            "be in any alternative, that is,\nin any attention with the same output. Free rows see linearly dependent "
             "values; all others are determined.\nMeans over texts ± standard errors:\n\n"
             f"{length_table(by_length).to_text()}\n"
         )
@@ -243,7 +233,9 @@ def measures(
     options = job.MeasuresOptions(truncate=run.truncate, max_tokens=max_tokens)
     if measures:
         options = replace(options, measures=tuple(measures))
-    run.do("measures", options, gather=job.measures_statistics, tables=job.measures_tables, report=job.measures_report)
+    run.compute(
+        "measures", options, gather=job.measures_statistics, tables=job.measures_tables, report=job.measures_report
+    )
 
 
 @over_a_dataset
@@ -263,15 +255,15 @@ def attribution(
     from identikit.texts.tags import penn_tags
 
     tagger = penn_tags if tags else None
-    asked = count(probes)
-    options = AttributionOptions(probes=asked, norm=norm, precision=precision, truncate=run.truncate)
-    run.do(
+    directions = number_or_word(probes)
+    options = AttributionOptions(probes=directions, norm=norm, precision=precision, truncate=run.truncate)
+    run.compute(
         "attribution",
         options,
         gather=attribution_statistics,
         tables=partial(attribution_tables, tagger=tagger),
-        report=partial(_attribution_report, asked, norm),
-        also={"tags": tags},
+        report=partial(_attribution_report, directions, norm),
+        settings={"tags": tags},
     )
 
 
@@ -279,11 +271,11 @@ def _attribution_report(probes: int | str | None, norm: str, tables: Tables) -> 
     own = tables["own"]
     first = own.iloc[0]
     last = own.iloc[-1]
-    how = "exact" if probes == "exact" else f"estimated from {probes} random directions"
+    method = "exact" if probes == "exact" else f"estimated from {probes} random directions"
     final = f"layer {len(own) - 1}"
     return (
         f"A token's own contribution is {first['median']:.2f} in layer 0 and {last['median']:.2f} in {final} "
-        f"(medians; {norm} norm, {how}). In {final}, {percent(last['outweighed'])} of tokens are outweighed by "
+        f"(medians; {norm} norm, {method}). In {final}, {percent(last['outweighed'])} of tokens are outweighed by "
         "another.",
         {"own": own["median"].tolist(), "outweighed": own["outweighed"].tolist(), "probes": probes, "norm": norm},
     )
@@ -360,8 +352,14 @@ def tokens(
             truncate=run.truncate,
             max_tokens=max_tokens,
         )
-        also = {"experiment": "inversion"}
-        run.do("tokens", inversion, gather=inverted, tables=inversion_tables, report=_inversion_report, also=also)
+        run.compute(
+            "tokens",
+            inversion,
+            gather=inverted,
+            tables=inversion_tables,
+            report=_inversion_report,
+            settings={"experiment": "inversion"},
+        )
         return
     if noises or prefix != "given":
         raise identikit.InputError("--noise and --prefix are for --experiment inversion. Leave them out.")
@@ -374,14 +372,14 @@ def tokens(
         truncate=run.truncate,
         max_tokens=max_tokens,
     )
-    run.do("tokens", options, gather=identifiability_rates, tables=identifiability_tables, report=_rates_report)
+    run.compute("tokens", options, gather=identifiability_rates, tables=identifiability_tables, report=_rates_report)
 
 
 def _rates_report(tables: Tables) -> tuple[str, dict[str, object]]:
     summary = tables["summary"]
     final = summary["layer"].max()
-    last = summary[(summary["layer"] == final) & (summary["test_layer"] == final)]
-    rates = "; ".join(f"{row['map']} {row['distance']} {row['rate']:.3f}" for _, row in last.iterrows())
+    final_rates = summary[(summary["layer"] == final) & (summary["test_layer"] == final)]
+    rates = "; ".join(f"{row['map']} {row['distance']} {row['rate']:.3f}" for _, row in final_rates.iterrows())
     return f"Recovered from layer {final}: {rates}.", {"rates": summary.to_dict("records")}
 
 
@@ -395,6 +393,6 @@ def _inversion_report(tables: Tables) -> tuple[str, dict[str, object]]:
     return f"Recovered from layer {final}: {words}.", {"inversion": rates.to_dict("records")}
 
 
-def count(probes: str) -> int | str:
-    """Return a number given as an option; a word stays a word."""
-    return int(probes) if probes.isdecimal() and len(probes) < 10 else probes
+def number_or_word(value: str) -> int | str:
+    """Return an option's value as a number if it is one."""
+    return int(value) if value.isdecimal() and len(value) < 10 else value

@@ -1,7 +1,7 @@
 """How a command ends: normally, with one line that says what is wrong, or silently if its output is closed.
 
-The statuses are 0, 1 for what the user can fix, 2 for wrong options, 70 for an error of ours, 130 after
-Ctrl-C and 143 after SIGTERM. This module is loaded before anything slow, so that starting up ends as well.
+The exit status is 0, 1 for what the user can fix, 2 for wrong options, 70 for an internal error, 130 after Ctrl-C and
+143 after SIGTERM. This module is loaded before anything slow, so that Ctrl-C also ends the start-up cleanly.
 """
 
 import errno
@@ -28,61 +28,62 @@ from identikit.errors import UNFINISHED, IdentikitError, InputError, for_command
 FAILED = 1
 INTERNAL = 70
 INTERRUPTED = 130
-_STOPPED = {INTERRUPTED: "Interrupted", 143: "Terminated"}
-_ENDING_SECONDS = 5.0  # in which what was computed is written, and another signal changes nothing
-_AGAIN_SECONDS = 0.05  # until a signal that came in a destructor is sent again
+_STOP_WORDS = {INTERRUPTED: "Interrupted", 143: "Terminated"}
+_ENDING_SECONDS = 5.0  # for writing what was computed, during which another signal is ignored
+_RESEND_SECONDS = 0.05  # until a signal that came in a destructor is sent again
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _MEMORY = ("out of memory", "allocate memory", "not enough memory")
 OPTIONS: ContextVar[Mapping[str, str] | None] = ContextVar("OPTIONS", default=None)
-"""The options of the command that runs, by their names in Python; None before one does."""
+"""The options of the running command, by their names in Python; None before it runs."""
 REPORT_TO: ContextVar[str | None] = ContextVar("REPORT_TO", default=None)  # the experiment tracker of this command
 
 
 @dataclass
 class _Signals:
-    """The statuses of the signals that came, when the last did, and whether the command runs: it can be unwound."""
+    """The statuses of the signals so far, the time of the last, and whether the command runs, so that it can unwind."""
 
     statuses: list[int] = field(default_factory=list)
     last: float = -math.inf
     running: bool = False
 
     def end(self, number: int, _: object) -> None:
-        """Note a signal and raise what ends a command.
+        """Note a signal and raise the exception that ends a command.
 
-        Before and after the command, the process ends at once: what is raised inside the C++ of libraries that are
-        being loaded aborts it with lines of their own. A signal soon after another changes nothing: it would stop the
-        writing of what was computed.
+        Before and after the command, the process ends at once: an exception inside the C++ of libraries that are being
+        loaded would abort it with messages of theirs. A signal soon after another is ignored: it would stop the writing
+        of what was computed.
         """
         status = 128 + number
         self.statuses.append(status)
-        is_another = time.monotonic() - self.last < _ENDING_SECONDS
+        is_repeated = time.monotonic() - self.last < _ENDING_SECONDS
         self.last = time.monotonic()
-        if is_another:
+        if is_repeated:
             return
         if not self.running:
-            _tell(f"{_STOPPED[status]}.")
+            _print_error(f"{_STOP_WORDS[status]}.")
             os._exit(status)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(status)
 
-    def swallowed(self, unraisable: "sys.UnraisableHookArgs") -> None:
-        """Send a signal once more if a destructor swallowed what it raised; show anything else."""
+    def resend_swallowed(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Send a signal again if a destructor swallowed its exception; show any other exception."""
         if not (self.statuses and isinstance(unraisable.exc_value, KeyboardInterrupt | SystemExit)):
             sys.__unraisablehook__(unraisable)
             return
         self.last = -math.inf
-        again = threading.Timer(_AGAIN_SECONDS, self._again, (self.statuses.pop() - 128,))
-        again.daemon = True
-        again.start()
+        timer = threading.Timer(_RESEND_SECONDS, self._send, (self.statuses.pop() - 128,))
+        timer.daemon = True
+        timer.start()
 
-    def _again(self, number: int) -> None:
+    def _send(self, number: int) -> None:
         if self.running:
             os.kill(os.getpid(), number)
 
 
 def run(load: Callable[[], Callable[[], object]]) -> None:
-    """Load a command, run it, and leave the program with its status; nothing it raises becomes a traceback.
+    """Load a command, run it, and exit with its status; no exception becomes a traceback.
 
-    Warnings are shown as lines whatever filters are set, what an encoding lacks is escaped, and SIGTERM is like Ctrl-C.
+    Warnings are printed as lines whatever filters are set, characters that an encoding lacks are escaped, and SIGTERM
+    is handled like Ctrl-C.
     """
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -95,13 +96,13 @@ def run(load: Callable[[], Callable[[], object]]) -> None:
         warnings.resetwarnings()
         for category in _QUIET:
             warnings.simplefilter("ignore", category)
-        warnings.showwarning = lambda message, *about, **others: _tell(own_words(str(message)))
+        warnings.showwarning = lambda message, *_, **__: _print_error(with_own_options(str(message)))
         try:
-            sys.unraisablehook = signals.swallowed
+            sys.unraisablehook = signals.resend_swallowed
             with suppress(ValueError):  # not in the main thread
                 for number in (signal.SIGINT, signal.SIGTERM):
                     handlers[number] = signal.signal(number, signals.end)
-            status = _flushed(_status(load, signals))
+            status = _flush(_run_command(load, signals))
         finally:
             sys.unraisablehook = hook
             for number, handler in handlers.items():
@@ -109,7 +110,8 @@ def run(load: Callable[[], Callable[[], object]]) -> None:
     sys.exit(status)
 
 
-def _status(load: Callable[[], Callable[[], object]], signals: _Signals) -> int:
+def _run_command(load: Callable[[], Callable[[], object]], signals: _Signals) -> int:
+    """Run a command and return its status, after printing a line on what ended it early."""
     try:
         _check_folder()
         command = load()
@@ -122,19 +124,19 @@ def _status(load: Callable[[], Callable[[], object]], signals: _Signals) -> int:
         status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "code", None)
         if signals.statuses:  # what a signal raises may be turned into anything on its way
             status = signals.statuses[0]
-        if status in _STOPPED:
-            _tell(_stopped(status, error))
+        if status in _STOP_WORDS:
+            _print_error(_stop_message(status, error))
             return status
         if not isinstance(error, SystemExit):
-            return _explained(error)
+            return _print_explanation(error)
         if status is None:
             return 0
         return status if isinstance(status, int) else FAILED
 
 
-def _stopped(status: int, error: BaseException) -> str:
-    """Say that a command was stopped, and what the outermost folder that it wrote to noted about itself."""
-    words = f"{_STOPPED[status]}."
+def _stop_message(status: int, error: BaseException) -> str:
+    """Return that a command was stopped, and the note of the outermost folder that it wrote to."""
+    words = f"{_STOP_WORDS[status]}."
     for finish in reversed(UNFINISHED.copy()):  # a signal may come while a folder is taken or left
         finish(error)
     cause: BaseException | None = error
@@ -146,7 +148,7 @@ def _stopped(status: int, error: BaseException) -> str:
 
 
 def _check_folder() -> None:
-    """Refuse to start in a folder that was removed: torch's libraries would end the process with a line of theirs."""
+    """Refuse to start in a folder that was removed, where torch's libraries would end the process."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -155,43 +157,44 @@ def _check_folder() -> None:
         ) from None
 
 
-def _explained(error: BaseException) -> int:
-    """Say what went wrong, and return the status."""
+def _print_explanation(error: BaseException) -> int:
+    """Print what went wrong, and return the status."""
     words = " ".join(str(error).split())
     if isinstance(error, IdentikitError):
-        _tell(own_words(words))
+        _print_error(with_own_options(words))
     elif isinstance(error, OSError):
         if error.errno != errno.EPIPE:
-            where = f" ({error.filename})" if error.filename else ""
-            _tell(f"{error.strerror or words}{where}. Fix this and run the command again.")
+            file = f" ({error.filename})" if error.filename else ""
+            _print_error(f"{error.strerror or words}{file}. Fix this and run the command again.")
     elif isinstance(error, ModuleNotFoundError) and error.name:
-        _tell(f"This needs the package {error.name}, which is not installed. Run `pip install {_with(error.name)}`.")
+        requirement = _requirement(error.name)
+        _print_error(f"This needs the package {error.name}, which is not installed. Run `pip install {requirement}`.")
     elif isinstance(error, MemoryError) or any(phrase in words.lower() for phrase in _MEMORY):
-        where = "the GPU's memory" if "cuda" in words.lower() else "memory"
-        _tell(f"This needs more than {where}. Pass a shorter text or a smaller model, or use a larger machine.")
+        memory = "the GPU's memory" if "cuda" in words.lower() else "memory"
+        _print_error(f"This needs more than {memory}. Pass a shorter text or a smaller model, or use a larger machine.")
     else:
-        _tell(
+        _print_error(
             f"An internal error, which is not your fault: {type(error).__name__}: {words:.200}. Please report it to "
-            f"the authors of identikit{_report()}."
+            f"the authors of identikit{_save_traceback()}."
         )
         return INTERNAL
     return FAILED
 
 
-def _with(package: str) -> str:
-    """Return what to install for a package: the extra that has it and all that goes with it, or the package itself."""
+def _requirement(package: str) -> str:
+    """Return what to install for a package: the extra that has it, or the package itself."""
     from importlib.metadata import requires
 
     for requirement in requires("identikit") or ():
-        needed, _, extra = requirement.partition("; extra == ")
+        name, _, extra = requirement.partition("; extra == ")
         extra = extra.strip("'\"")
-        if re.split(r"[^\w.-]", needed)[0] == package and extra not in ("", "dev"):
+        if re.split(r"[^\w.-]", name)[0] == package and extra not in ("", "dev"):
             return f"'identikit[{extra}]'"
     return package
 
 
-def _report() -> str:
-    """Write the traceback of the error being handled to a file, and say where it is."""
+def _save_traceback() -> str:
+    """Write the traceback of the error being handled to a file, and return words that name it."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="identikit-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
@@ -202,36 +205,36 @@ def _report() -> str:
         return ""
 
 
-def own_words(words: str) -> str:
-    """Return what the library says with the options of the command that runs."""
+def with_own_options(words: str) -> str:
+    """Return a message of the library with the options of the running command in place of Python's."""
     return for_command_line(words, OPTIONS.get() or {})
 
 
-def _tell(message: str) -> None:
+def _print_error(message: str) -> None:
     with suppress(OSError, ValueError):  # the error stream is closed
         print(f"identikit: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 def _open_streams() -> None:
-    """Redirect closed standard streams to the null device, so that no file opened later takes their place."""
+    """Open closed standard streams on the null device, so that no file opened later takes their place."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             with suppress(OSError):
                 os.fstat(number)
                 continue
-            opened = os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, os.fdopen(opened, mode, encoding="utf-8"))
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
 
 
-def _flushed(status: int) -> int:
-    """Write out what is still held; return the status, or that of a failure, which is explained if it is the first."""
+def _flush(status: int) -> int:
+    """Flush the streams; return the status, or that of a failure, which is printed if nothing failed before."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError) as error:
-            with suppress(OSError, ValueError):  # Python's own last flush, which would end in a traceback, goes nowhere
+            with suppress(OSError, ValueError):  # so that Python's own last flush does not end in a traceback
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             if not status and stream is sys.stdout and getattr(error, "errno", None) != errno.EPIPE:
-                _tell(f"Cannot write the output: {getattr(error, 'strerror', None) or error}.")
+                _print_error(f"Cannot write the output: {getattr(error, 'strerror', None) or error}.")
             status = status or FAILED
     return status

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from identikit.cli.datasets import DatasetRun, count, over_a_dataset
+from identikit.cli import option
+from identikit.cli.datasets import DatasetRun, number_or_word, over_a_dataset
 
 
 @over_a_dataset
@@ -48,10 +49,7 @@ def evaluate(
             "--probes", help="Random directions that token attribution is estimated from, or exact. Default: 32."
         ),
     ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", min=1, help="Refuse texts of more than N tokens, or cut them with --truncate."),
-    ] = None,
+    max_tokens: option.MaxTokens = None,
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Random seed for orders, draws, shuffled layers and intervals.")
     ] = 0,
@@ -66,12 +64,12 @@ def evaluate(
         target=target,
         replacement=replacement,
         beam=beam,
-        probes=None if probes is None else count(probes),
+        probes=None if probes is None else number_or_word(probes),
         seed=seed,
         truncate=run.truncate,
         max_tokens=max_tokens,
     )
-    run.do(
+    run.compute(
         "evaluate",
         options,
         gather=job.evaluation_statistics,

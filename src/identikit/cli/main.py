@@ -1,7 +1,7 @@
 """The command line: parse, call the public API, print."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +10,8 @@ import typer
 import identikit
 from identikit.cli import option
 from identikit.cli.commands import Commands, WithSampleSizes
-from identikit.cli.datasets import COMMANDS, count
-from identikit.cli.endings import REPORT_TO, own_words
+from identikit.cli.datasets import COMMANDS, number_or_word
+from identikit.cli.endings import REPORT_TO, with_own_options
 from identikit.cli.runs import diff, merge, push, report, resume, status, verify
 from identikit.maths.polytope.ahead import compile_ahead
 
@@ -102,96 +102,100 @@ def explain(
     as_json: option.Json = False,
 ) -> None:
     """Explain a text: which attention the output determines, which token is which, where it came from."""
+    texts = _requested_texts(text, beside, pair, chat)
+    if against is not None and target is None:
+        raise identikit.InputError("--against needs --target: identikit explain TEXT --target TOKEN --against TOKEN.")
+    compile_ahead()
+    from identikit.cli.terminal import print_json, step_progress
+    from identikit.web.report import checked_target, save_html
+
+    if page is not None:
+        checked_target(page)
+    targets = tuple(None if name is None else number_or_word(name) for name in (target, against))
+    explain_text = partial(
+        identikit.explain,
+        identikit.load(model, tower=tower, device=device, dtype=dtype),
+        probes=None if probes is None else number_or_word(probes),
+        measures=measures or (),
+        target=targets[0] if against is None else targets,
+        seconds=seconds,
+        truncate=truncate,
+    )
+    explanations = _explain_texts(texts, explain_text, page, print_words=not as_json)
+    file = None
+    if page is not None:
+        with step_progress() as progress:
+            file = save_html(explanations, page, progress=progress)
+    if as_json:
+        links = {} if file is None else {"page": str(file)}
+        numbers = [explanation.to_dict() | links for explanation in explanations]
+        print_json(numbers[0] if beside is None else numbers)
+    elif file is not None:
+        size = file.stat().st_size / 1e6
+        typer.echo(f"\nViews to explore are in {file} ({size:.1f} MB). Open it in a browser; it needs no network.")
+
+
+def _requested_texts(text: str | None, beside: str | None, pair: str | None, chat: bool) -> list[Any]:
+    """Return the texts that `explain` was given, one or two, each as the library reads it."""
     if pair is not None and text is None:
         raise identikit.InputError("--pair needs a first text: identikit explain TEXT --pair TEXT.")
     if chat and (text is None or pair is not None):
         raise identikit.InputError("--chat needs one text, and no --pair: identikit explain TEXT --chat.")
-    if against is not None and target is None:
-        raise identikit.InputError("--against needs --target: identikit explain TEXT --target TOKEN --against TOKEN.")
     if beside is not None and pair is not None:
         raise identikit.InputError("explain takes a second text or --pair, which is read together with the first.")
-    compile_ahead()
-    from identikit.cli.terminal import console, print_json, step_progress
-    from identikit.web.report import checked_target, save_html
-
-    wanted = tuple(None if given is None else count(given) for given in (target, against))
-    if page is not None:
-        checked_target(page)
-    given: list[Any] = [text if pair is None else (text, pair), *([] if beside is None else [beside])]
-    if chat:
-        given = [[{"role": "user", "content": each}] for each in given]
-    explain_text = partial(
-        identikit.explain,
-        identikit.load(model, tower=tower, device=device, dtype=dtype),
-        probes=None if probes is None else count(probes),
-        measures=measures or (),
-        target=wanted[0] if against is None else wanted,
-        seconds=seconds,
-        truncate=truncate,
-    )
-
-    def say(document: "Document") -> None:
-        if not as_json:
-            console().print(document.spoken(own_words))
-
-    explanations: list[Explanation] = []
-    for each in given:
-        explanations.append(_explained(partial(explain_text, each), explanations, page, say))
-    written = None
-    if page is not None:
-        with step_progress() as told:
-            written = save_html(explanations, page, progress=told)
-    if as_json:
-        where = {} if written is None else {"page": str(written)}
-        numbers = [explanation.to_dict() | where for explanation in explanations]
-        print_json(numbers[0] if beside is None else numbers)
-    elif written is not None:
-        size = written.stat().st_size / 1e6
-        typer.echo(f"\nViews to explore are in {written} ({size:.1f} MB). Open it in a browser; it needs no network.")
+    texts: list[Any] = [text if pair is None else (text, pair)]
+    if beside is not None:
+        texts.append(beside)
+    return [[{"role": "user", "content": message}] for message in texts] if chat else texts
 
 
-def _explained(
-    explain_text: Callable[..., "Explanation"],
-    before: Sequence["Explanation"],
-    page: str | None,
-    say: Callable[["Document"], None],
-) -> "Explanation":
-    """Explain a text, saying the first answers as soon as they are there, and then the rest.
+def _explain_texts(
+    texts: list[Any], explain_text: Callable[..., "Explanation"], page: str | None, *, print_words: bool
+) -> list["Explanation"]:
+    """Explain texts one after another, and print the first answers of each as soon as they are known.
 
-    Where the rest takes long, the page is written with them, after the explanations that came `before`.
+    If the other answers take long, the page is written with the first ones meanwhile.
     """
-    from identikit.cli.terminal import step_progress
+    from identikit.cli.terminal import console, step_progress
     from identikit.explanation.words import opening, rest
     from identikit.models.machine import format_duration
     from identikit.web.report import save_html
 
+    explanations: list[Explanation] = []
     is_opened = False
 
-    def ready(draft: "Explanation", seconds: float) -> None:
+    def say(document: "Document") -> None:
+        if print_words:
+            console().print(document.spoken(with_own_options))
+
+    def show_draft(draft: "Explanation", seconds: float) -> None:
         nonlocal is_opened
         is_opened = True
         say(opening(draft))
         if page is not None and seconds > LONG:
-            save_html([*before, draft], page, progress=told)
+            save_html([*explanations, draft], page, progress=progress)
             typer.echo(
                 f"identikit: {page} has this already; the rest takes about {format_duration(seconds)}.", err=True
             )
 
-    with step_progress() as told:
-        explanation = explain_text(progress=told, ready=ready)
-    if not is_opened:
-        say(opening(explanation))
-    say(rest(explanation))  # to be read while the page is written
-    return explanation
+    for text in texts:
+        is_opened = False
+        with step_progress() as progress:
+            explanation = explain_text(text, progress=progress, ready=show_draft)
+        if not is_opened:
+            say(opening(explanation))
+        say(rest(explanation))  # to be read while the page is written
+        explanations.append(explanation)
+    return explanations
 
 
 for command in (*COMMANDS.values(), status, resume, verify, merge, diff, report, push):
     app.command()(command)
 
 
-def _list_the_paper(wanted: bool) -> bool:
-    if not wanted:
-        return wanted
+def _list_figures_and_claims(is_requested: bool) -> bool:
+    if not is_requested:
+        return False
     from identikit.paper.claims.catalogue import CLAIMS, texts_in_words
     from identikit.paper.figures.catalogue import FIGURES
 
@@ -247,31 +251,33 @@ def reproduce(
     as_json: option.Json = False,
     listing: Annotated[
         bool,
-        typer.Option("--list", is_eager=True, callback=_list_the_paper, help="List all figures and claims, and exit."),
+        typer.Option(
+            "--list", is_eager=True, callback=_list_figures_and_claims, help="List all figures and claims, and exit."
+        ),
     ] = False,
 ) -> None:
     """Reproduce the paper on any model: draw its figures and judge its claims."""
     from identikit.cli.terminal import console, print_json, step_progress
     from identikit.paper.claims.report import claims_table, rows
     from identikit.paper.reproduce import Plan
-    from identikit.paper.reproduce import reproduce as reproduced
-    from identikit.runs.engines import engine_of
+    from identikit.paper.reproduce import reproduce as run_plan
+    from identikit.runs.engines import make_engine
 
-    given = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
-    chosen = {name: tuple(value) for name, value in given.items() if value}
-    plan = Plan(**chosen, data_dir=data_dir, first=first, precision=precision, seed=seed)
-    where = engine_of(out, engine, workers, threads, address, gpus)
-    with step_progress() as told:
-        read = identikit.load(model, device=device, dtype=dtype)
-        report = reproduced(read, plan, out, engine=where, arguments=context.params, progress=told)
+    lists = {"data": data, "names": names, "columns": columns, "finetuned": finetuned}
+    requested = {name: tuple(values) for name, values in lists.items() if values}
+    plan = Plan(**requested, data_dir=data_dir, first=first, precision=precision, seed=seed)
+    run_engine = make_engine(out, engine, workers, threads, address, gpus)
+    with step_progress() as progress:
+        loaded = identikit.load(model, device=device, dtype=dtype)
+        report = run_plan(loaded, plan, out, engine=run_engine, arguments=context.params, progress=progress)
     if as_json:
-        listed = [{"name": name, "why": why} for name, why in report.listed]
-        found = {"figures": list(report.drawn), "claims": rows(report.claims), "listed": listed}
-        print_json(found | {"page": f"{out}/index.html"})
+        listed = [{"name": name, "why": reason} for name, reason in report.listed]
+        numbers = {"figures": list(report.drawn), "claims": rows(report.claims), "listed": listed}
+        print_json(numbers | {"page": f"{out}/index.html"})
         return
     console().print(claims_table(report.claims))
-    for name, why in report.listed:
-        typer.echo(f"{name}: {why}")
+    for name, reason in report.listed:
+        typer.echo(f"{name}: {reason}")
     drawn = "1 figure is" if len(report.drawn) == 1 else f"{len(report.drawn)} figures are"
     typer.echo(f"{drawn} in {out}/figures; {out}/index.html shows everything on one page.")
 
@@ -295,11 +301,11 @@ def finetune(
     """Fine-tune a model on MRPC or CoLA, to compare it before and after (Figures 12 and 13)."""
     from identikit.cli.terminal import answer, step_progress
     from identikit.paper.finetune import Training
-    from identikit.paper.finetune import finetune as finetuned
+    from identikit.paper.finetune import finetune as train
 
     training = Training(epochs, batch_size, learning_rate, seed, sample=sample)
-    with step_progress() as told:
-        tuned = finetuned(model, task, training, data_dir=data_dir, out=out, device=device, progress=told)
+    with step_progress() as progress:
+        tuned = train(model, task, training, data_dir=data_dir, out=out, device=device, progress=progress)
     answer(tuned.to_dict(), tuned.summary(), as_json=as_json)
 
 
@@ -332,11 +338,11 @@ def serve(
 ) -> None:
     """Serve the explorer: type a text, see which attention the output determines, and drag its weights."""
     from identikit.web.server import Limits, ModelSource
-    from identikit.web.server import serve as served
+    from identikit.web.server import serve as run_server
 
     sources = tuple(ModelSource(name, device, dtype) for name in model or [None])
     limits = Limits(characters=longest, waiting=waiting, seconds=seconds)
-    served(sources, host, port, tuple(allow_host or ()), limits)
+    run_server(sources, host, port, tuple(allow_host or ()), limits)
 
 
 @app.command()
@@ -352,8 +358,8 @@ def plan(
     from identikit.cli.terminal import answer
     from identikit.explanation.cost import planned
 
-    found = planned(model, tokens, device=device, dtype=dtype, revision=revision)
-    answer(found.to_dict(), found.words(), as_json=as_json)
+    cost = planned(model, tokens, device=device, dtype=dtype, revision=revision)
+    answer(cost.to_dict(), cost.words(), as_json=as_json)
 
 
 @app.command()
@@ -367,12 +373,10 @@ def models(
     if as_json or as_markdown:
         typer.echo(json.dumps(family_list.list_families()) if as_json else family_list.models_page(), nl=as_json)
         return
-    rows = [
-        ("model_type", "model", "checkpoint", "attribution; also"),
-        *map(family_list.summary_row, family_list.list_families()),
-    ]
-    for kind, name, checkpoint, works in rows:
-        typer.echo(f"{kind:<22} {name:<48} {checkpoint:<46} {works}")
+    rows = [("model_type", "model", "checkpoint", "attribution; also")]
+    rows += map(family_list.summary_row, family_list.list_families())
+    for model_type, name, checkpoint, abilities in rows:
+        typer.echo(f"{model_type:<22} {name:<48} {checkpoint:<46} {abilities}")
     typer.echo(
         "Attention, intervals and token identifiability work with all of these (attention only in layers that have it)."
     )

@@ -1,6 +1,6 @@
 """Options that several commands share: `option.Model` is the type of `--model`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -55,8 +55,3 @@ Address = Annotated[
     str | None, typer.Option("--address", help="The address of a Ray cluster. Default: start one here.")
 ]
 Gpus = Annotated[float, typer.Option("--gpus-per-worker", min=0.0, help="GPUs per Ray worker.")]
-
-
-def once(value: object) -> Any:
-    """Return what a repeated option was given, each value once: a second one would count every text twice."""
-    return list(dict.fromkeys(value)) if isinstance(value, list) else value

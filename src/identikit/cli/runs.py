@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FolderArgument = Annotated[str, typer.Argument(metavar="DIR", help="The folder of the run, as given with --out.")]
 _RESUMED = (*COMMANDS, "reproduce")
 _DIFFERENT = 1  # exit statuses of diff
-_TROUBLE = 2
+_INCOMPARABLE = 2
 
 
 def status(folder: FolderArgument, as_json: option.Json = False) -> None:
@@ -24,22 +24,22 @@ def status(folder: FolderArgument, as_json: option.Json = False) -> None:
     from identikit.cli.terminal import answer
     from identikit.runs import inspect
 
-    parts = inspect.parts_of(folder)
-    whole = None if parts and not inspect.is_run(folder) else inspect.state(folder)
-    nested: dict[str, inspect.RunState | str] = {}  # what each holds, or why that is not known
-    for place in (*parts.values(), *inspect.inputs_of(folder)):
-        name = place.removeprefix(f"{folder.rstrip('/')}/")
+    portions = inspect.portion_folders(folder)
+    run = None if portions and not inspect.is_run(folder) else inspect.state(folder)
+    nested: dict[str, inspect.RunState | str] = {}  # the state of each folder, or why it is not known
+    for path in (*portions.values(), *inspect.input_folders(folder)):
+        name = path.removeprefix(f"{folder.rstrip('/')}/")
         try:
-            nested[name] = inspect.state(place)
-        except InputError as why:
-            nested[name] = str(why)
-    nested |= dict.fromkeys(inspect.absent_parts(parts), "missing")
-    lines = [f"{folder}: a run in {len(nested)} shards."] if whole is None else inspect.state_words(whole)
+            nested[name] = inspect.state(path)
+        except InputError as error:
+            nested[name] = str(error)
+    nested |= dict.fromkeys(inspect.missing_portions(portions), "missing")
+    lines = [f"{folder}: a run in {len(nested)} shards."] if run is None else inspect.state_lines(run)
     reports: dict[str, object] = {}
-    for name, part in sorted(nested.items()):
-        reports[name] = part if isinstance(part, str) else part.to_dict()
-        lines.append(f"{name}: {part if isinstance(part, str) else inspect.state_line(part)}")
-    answer({"run": whole and whole.to_dict(), "parts": reports}, "\n".join(lines), as_json=as_json)
+    for name, state in sorted(nested.items()):
+        reports[name] = state if isinstance(state, str) else state.to_dict()
+        lines.append(f"{name}: {state if isinstance(state, str) else inspect.state_line(state)}")
+    answer({"run": run and run.to_dict(), "parts": reports}, "\n".join(lines), as_json=as_json)
 
 
 def resume(
@@ -55,17 +55,18 @@ def resume(
     as_json: option.Json = False,
 ) -> None:
     """Resume a run from its folder, with the command that it was started with."""
-    from identikit.runs.inspect import is_run, parts_of
+    from identikit.runs.inspect import is_run, portion_folders
     from identikit.runs.manifest import noted_command
 
-    if not is_run(folder) and (parts := parts_of(folder)):
+    if not is_run(folder) and (portions := portion_folders(folder)):
         raise InputError(
             f"Cannot resume {folder}: it holds the shards of a run. Resume each that is not complete, for example with "
-            f"`identikit resume {next(iter(parts.values()))}`, and then run `identikit merge {folder}`."
+            f"`identikit resume {next(iter(portions.values()))}`, and then run `identikit merge {folder}`."
         )
     noted = noted_command(folder)
-    chosen: dict[str, object] = {"engine": engine, "workers": workers, "address": address, "gpus": gpus or None}
-    changes = chosen if engine else {name: value for name, value in chosen.items() if value is not None}
+    changes: dict[str, object] = {"engine": engine, "workers": workers, "address": address, "gpus": gpus or None}
+    if not engine:
+        changes = {name: value for name, value in changes.items() if value is not None}
     if noted.arguments.get("address") and "address" not in changes:
         raise InputError(
             f"Cannot resume {folder}: it was computed on the Ray cluster at {noted.arguments['address']}. Give "
@@ -75,7 +76,7 @@ def resume(
 
 
 def _run_again(context: option.Context, folder: str, noted: "NotedCommand", changes: Mapping[str, Any]) -> None:
-    """Run a noted command, with some arguments changed; the parser checks them like what users type."""
+    """Run a noted command with some arguments changed; the parser checks them as if they were typed."""
     if noted.command not in _RESUMED:
         raise InputError(
             f"Cannot resume {folder}: command.json names the command {noted.command[:40]!r}, which cannot be "
@@ -85,7 +86,7 @@ def _run_again(context: option.Context, folder: str, noted: "NotedCommand", chan
     command = commands[noted.command]
     names = {parameter.name for parameter in command.params}
     arguments = {**noted.arguments, **changes}
-    with noted.there():
+    with noted.in_working_folder():
         try:
             for name, value in arguments.items():  # refuse what could not have been typed
                 if name not in names:
@@ -95,9 +96,9 @@ def _run_again(context: option.Context, folder: str, noted: "NotedCommand", chan
                         raise typer.BadParameter(f"{name} has the value {entry!r:.40}")
             inner = command.make_context(noted.command, [], parent=context.parent, default_map=arguments)
         except (typer.BadParameter, ValueError) as error:
-            why = error.message if isinstance(error, typer.BadParameter) else str(error)
+            reason = error.message if isinstance(error, typer.BadParameter) else str(error)
             raise InputError(
-                f"Cannot resume {folder}: command.json does not hold a command that can be run ({why.rstrip('.')}). "
+                f"Cannot resume {folder}: command.json does not hold a command that can be run ({reason.rstrip('.')}). "
                 "Run the right command again."
             ) from None
         with inner:
@@ -108,12 +109,12 @@ def verify(folder: FolderArgument, as_json: option.Json = False) -> None:
     """Check that no file of a run or saved result has changed since it was written, and its proofs. No model is run."""
     from identikit.cli.terminal import answer
     from identikit.explanation import result  # noqa: F401 - a folder may hold a result of any kind
-    from identikit.runs.verify import verify as verified
+    from identikit.runs.verify import verify as verify_run
 
-    report = verified(folder)
+    report = verify_run(folder)
     counts = {"sealed": report.seals, "checksums": report.checksums, "tables": report.tables, "proofs": report.proofs}
-    wrong = [{"file": file, "why": why} for file, why in report.wrong]
-    lines = [report.words(), *(f"Wrong: {file}: {why.rstrip('.')}." for file, why in report.wrong)]
+    wrong = [{"file": file, "why": problem} for file, problem in report.wrong]
+    lines = [report.words(), *(f"Wrong: {file}: {problem.rstrip('.')}." for file, problem in report.wrong)]
     lines.append(f"Problems found: {len(wrong)}." if wrong else "No problems found.")
     answer({"right": not wrong, "wrong": wrong, "checked": counts}, "\n".join(lines), as_json=as_json)
     if report.wrong:
@@ -122,9 +123,9 @@ def verify(folder: FolderArgument, as_json: option.Json = False) -> None:
 
 def merge(context: option.Context, folder: FolderArgument, as_json: option.Json = False) -> None:
     """Merge the shards of a run (see --shard) and make its tables, as if it had been computed in one piece."""
-    from identikit.runs.merge import merge as merged
+    from identikit.runs.merge import merge as merge_portions
 
-    _run_again(context, folder, merged(folder), {"as_json": as_json})
+    _run_again(context, folder, merge_portions(folder), {"as_json": as_json})
 
 
 def report(
@@ -138,8 +139,8 @@ def report(
     from identikit.cli.terminal import answer
     from identikit.web.run_page import save_run_page
 
-    place = str(save_run_page(folder, html))
-    answer({"page": place}, f"The page is {place}.", as_json=as_json)
+    page = str(save_run_page(folder, html))
+    answer({"page": page}, f"The page is {page}.", as_json=as_json)
 
 
 def push(
@@ -185,7 +186,7 @@ def diff(
         comparison = compare(one, other, tolerance)
     except IdentikitError as error:
         typer.echo(f"identikit: {error}", err=True)
-        raise typer.Exit(_TROUBLE) from None
+        raise typer.Exit(_INCOMPARABLE) from None
     answer(comparison.to_dict(), "\n".join(comparison.words()), as_json=as_json)
     if not comparison.equal:
         raise typer.Exit(_DIFFERENT)

@@ -20,21 +20,21 @@ QUIET_SECONDS = 30.0  # how long a log stays silent before the next line
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console wide enough for words, whatever width the surroundings claim."""
-    made = Console(stderr=stderr)
-    if made.width < NARROWEST:
-        made.width = 80
-    return made
+    """Return a console of the terminal's width, or of 80 columns where a width too small for words is reported."""
+    result = Console(stderr=stderr)
+    if result.width < NARROWEST:
+        result.width = 80
+    return result
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON on one line, with null in place of what is not a finite number."""
+    """Print a value as JSON on one line, with null in place of NaN and infinity."""
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     print(json.dumps(plain(value), ensure_ascii=not is_unicode, allow_nan=False))
 
 
 def answer(numbers: object, words: str, *, as_json: bool) -> None:
-    """Print what a command found: its numbers as JSON, or in words."""
+    """Print the result of a command: its numbers as JSON, or words."""
     if as_json:
         print_json(numbers)
     else:
@@ -46,42 +46,43 @@ def step_progress() -> Iterator[Progress]:
     """Yield a function that shows progress: what is being done, how many parts of it are done, and of how many.
 
     On a terminal each piece of work has a bar. Elsewhere a line is printed after 30 seconds of silence, so that the log
-    of a long run shows that it moves. Parts per second and the time left leave out what was done before the first
-    report. `--report-to` also logs it to an experiment tracker.
+    of a long run shows that it moves. Rates and the time left do not count what was done before the first report.
+    `--report-to` also logs progress to an experiment tracker.
     """
     errors = console(stderr=True)
-    shown = bars(errors) if errors.is_terminal else nullcontext(_lines())
-    with shown as told, reported_to(REPORT_TO.get(), told) as both:
-        yield both
+    display = bars(errors) if errors.is_terminal else nullcontext(_print_lines())
+    with display as report, with_tracker(REPORT_TO.get(), report) as report_to_both:
+        yield report_to_both
 
 
-def _lines() -> Progress:
-    started: dict[str, Pace] = {}
-    printed = time.monotonic()
+def _print_lines() -> Progress:
+    """Return a function that prints a line of progress after `QUIET_SECONDS` of silence."""
+    paces: dict[str, Pace] = {}
+    last_print = time.monotonic()
 
-    def told(what: str, done: int, total: int) -> None:
-        nonlocal printed
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal last_print
         now = time.monotonic()
-        start = started.setdefault(what, Pace(done, now))
-        if now - printed >= QUIET_SECONDS:
-            printed = now
-            rate = start.rate(done, now)
-            pace = f" ({per_second(rate)}, {whole_seconds((total - done) / rate)} left)" if rate else ""
-            print(f"identikit: {what}: {done:,} of {total:,}{pace}", file=sys.stderr, flush=True)
+        pace = paces.setdefault(what, Pace(done, now))
+        if now - last_print >= QUIET_SECONDS:
+            last_print = now
+            rate = pace.rate(done, now)
+            speed = f" ({per_second(rate)}, {whole_seconds((total - done) / rate)} left)" if rate else ""
+            print(f"identikit: {what}: {done:,} of {total:,}{speed}", file=sys.stderr, flush=True)
         if done >= total:  # a later report with this name is about new work
-            del started[what]
+            del paces[what]
 
-    return told
+    return report
 
 
 @contextmanager
-def reported_to(tracker: str | None, told: Progress, *, project: str = "identikit") -> Iterator[Progress]:
-    """Yield a function that calls `told` and, once a second, logs how far each step is to an experiment tracker.
+def with_tracker(tracker: str | None, report: Progress, *, project: str = "identikit") -> Iterator[Progress]:
+    """Yield a function that calls `report` and, once a second per step, logs progress to an experiment tracker.
 
-    Without a tracker it only calls `told`. What a tracker prints goes to the error stream.
+    Without a tracker, yield `report`. What a tracker prints goes to the error stream.
     """
     if tracker is None:
-        yield told
+        yield report
         return
     if tracker not in TRACKERS:
         raise InputError(f"Progress cannot be reported to {tracker!r}. Use {' or '.join(TRACKERS)}.")
@@ -89,19 +90,19 @@ def reported_to(tracker: str | None, told: Progress, *, project: str = "identiki
         import trackio  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise InputError("Reporting to trackio needs the package trackio. Run `pip install trackio`.") from error
-    logged: dict[str, float] = {}
+    last_logged: dict[str, float] = {}
 
-    def also_logged(what: str, done: int, total: int) -> None:
-        told(what, done, total)
+    def report_and_log(what: str, done: int, total: int) -> None:
+        report(what, done, total)
         now = time.monotonic()
-        if done >= total or now - logged.get(what, 0.0) >= 1.0:
-            logged[what] = now
+        if done >= total or now - last_logged.get(what, 0.0) >= 1.0:
+            last_logged[what] = now
             trackio.log({f"{what}/done": done, f"{what}/of": total})
 
     with redirect_stdout(sys.stderr):
         trackio.init(project=project)
     try:
-        yield also_logged
+        yield report_and_log
     finally:
         with redirect_stdout(sys.stderr):
             trackio.finish()

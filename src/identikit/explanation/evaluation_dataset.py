@@ -17,7 +17,7 @@ from identikit.results.words import counted, means_of
 from identikit.runs.run import Numbers, Run, Stored
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
-from identikit.texts.text import Text
+from identikit.texts.text import AnyText
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -36,7 +36,7 @@ class EvaluationJob:
         """Return about how many tokens are run."""
         return float(length) ** 3
 
-    def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
+    def compute(self, model: Model, task: list[AnyText], progress: Progress) -> dict[str, Tensor]:
         """Return the numbers of each text."""
         measures = named_measures(self.options.measures, NAMES)
         return stacked([text_numbers(model, text, measures, self.options, self.replacement) for text in task])
@@ -46,7 +46,7 @@ class EvaluationJob:
         return {}
 
 
-def evaluation_statistics(model: Model, texts: list[Text], run: Run, options: EvaluationOptions) -> Numbers:
+def evaluation_statistics(model: Model, texts: Sequence[AnyText], run: Run, options: EvaluationOptions) -> Numbers:
     """Gather the numbers of each text; this needs no pandas."""
     named_measures(options.measures, NAMES)
     options.checked(model)
@@ -54,13 +54,11 @@ def evaluation_statistics(model: Model, texts: list[Text], run: Run, options: Ev
     replacement = Replacement.of(model, options.replacement, encoded, options.seed)
 
     job = EvaluationJob(options, replacement)
-    return run.texts(
-        model, job, texts, encoded, before=lambda missing_lengths: warn_if_long(model, missing_lengths, options)
-    )
+    return run.texts(model, job, texts, encoded, prepare=lambda lengths: warn_if_long(model, lengths, options))
 
 
 def evaluation_tables(
-    model: Model, texts: Iterable[Text], run: Run, options: EvaluationOptions
+    model: Model, texts: Iterable[AnyText], run: Run, options: EvaluationOptions
 ) -> dict[str, "DataFrame"]:
     """Compute the tables of a dataset into a run's folder; `tables.EVALUATION` describes them."""
     from pandas import DataFrame, MultiIndex

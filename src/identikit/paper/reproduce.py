@@ -25,7 +25,7 @@ from identikit.paper.work import PAPER, SAMPLE, Work
 from identikit.plots.forms import save
 from identikit.progress import Progress, silent
 from identikit.runs.engines import Engine, Local
-from identikit.runs.manifest import note
+from identikit.runs.manifest import note_command
 from identikit.runs.store import COMPUTED, Store, write_tables
 from identikit.texts.data import KNOWN
 from identikit.texts.tags import penn_tags, tagger_missing
@@ -150,7 +150,7 @@ def reproduce(
     run.prepare()
     with page.held():
         if arguments is not None:
-            note(page, "reproduce", arguments)
+            note_command(page, "reproduce", arguments)
         return run.write(page, files)
 
 

@@ -5,11 +5,11 @@ are made from these declarations.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from identikit.results.provenance import text_hash
 from identikit.shapes import Tensor
-from identikit.texts.text import Text
+from identikit.texts.text import AnyText, EncodedText
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -75,13 +75,14 @@ TEXTS = DataTable(
 """The table to join the others with; `texts_table` makes it."""
 
 
-def texts_table(texts: Sequence[Text], lengths: Sequence[int]) -> "DataFrame":
+def texts_table(texts: Sequence[AnyText], lengths: Sequence[int]) -> "DataFrame":
     """Return the table `TEXTS` of texts and their lengths in tokens."""
     from pandas import DataFrame
 
     firsts = []
     seconds = []
-    for text in texts:
+    given: list[Any] = [text.text if isinstance(text, EncodedText) else text for text in texts]
+    for text in given:
         is_pair = isinstance(text, tuple) and isinstance(text[0], str)
         first, second = text if is_pair else (text, None)
         firsts.append(first if isinstance(first, str) else repr(first))
@@ -91,7 +92,7 @@ def texts_table(texts: Sequence[Text], lengths: Sequence[int]) -> "DataFrame":
         "first": firsts,
         "second": seconds,
         "tokens": list(lengths),
-        "sha256": [text_hash(text) for text in texts],
+        "sha256": [text_hash(text) for text in given],
     }
     return DataFrame(columns).astype({"second": "string"})
 

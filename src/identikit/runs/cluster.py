@@ -38,7 +38,7 @@ class Cluster:
     address: str | None = None
     gpus: float = 0.0
 
-    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], told: TaskProgress) -> Results:
+    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], report: TaskProgress) -> Results:
         """Compute tasks, the longest first."""
         if not tasks:
             return
@@ -51,8 +51,8 @@ class Cluster:
                 "--engine ray needs the package ray. Run `pip install 'identikit[ray]'`, or use --engine processes."
             ) from None
         worker = RunWorker.of(model, job, "ray", self.threads)
-        # Ray prints what workers die of; what is printed for the user stays apart.
-        with redirect_stdout(sys.stderr), self._connected(ray), _in_one_line(ray):
+        # Ray prints what workers die of, which does not belong among the results.
+        with redirect_stdout(sys.stderr), self._connection(ray), _clear_errors(ray):
             # An actor may die often in a long run on machines that come and go; a task may not.
             remote = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=self.threads, num_gpus=self.gpus)
             actors: list[Any] = [
@@ -60,14 +60,14 @@ class Cluster:
                 for _ in range(min(self._count(ray), len(tasks)))
             ]
             try:
-                yield from engines.results_of(actors, _submit, engines.by_cost(tasks))
+                yield from engines.run_on_workers(actors, _submit, engines.by_cost(tasks))
             finally:
                 for actor in actors:
                     with suppress(Exception):
                         ray.kill(actor)
 
     @contextmanager
-    def _connected(self, ray: ModuleType) -> Iterator[None]:
+    def _connection(self, ray: ModuleType) -> Iterator[None]:
         """Connect to the cluster, or start one that ends with the run."""
         if ray.is_initialized():
             yield
@@ -82,14 +82,14 @@ class Cluster:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             if self.address is None:
-                cpus = (self.workers or engines.workers_here(self.threads)) * self.threads
-                with _own_end():
+                cpus = (self.workers or engines.default_workers(self.threads)) * self.threads
+                with _keep_signal_handler():
                     ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
                 return
             host, _, port = self.address.rpartition(":")
             if host and port.isdecimal() and "/" not in self.address:  # Ray itself would try for minutes
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
-            with _own_end():
+            with _keep_signal_handler():
                 ray.init(address=self.address, **quiet)
         except (RuntimeError, ValueError, OSError, OverflowError, ray.exceptions.RayError) as error:
             where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster on this machine"
@@ -99,7 +99,7 @@ class Cluster:
             ) from None
 
     def _count(self, ray: ModuleType) -> int:
-        """Return how many workers there are: as many as asked for, or as fit into the cluster."""
+        """Return how many workers to start: the requested number, or as many as fit into the cluster."""
         resources = ray.cluster_resources()
         cpus = resources.get("CPU", 0)
         gpus = resources.get("GPU", 0)
@@ -115,18 +115,18 @@ class Cluster:
 
 
 @contextmanager
-def _own_end() -> Iterator[None]:
-    """Keep Ray from taking SIGTERM over: it would end this process in its own way, also while it still starts."""
-    change = signal.signal
+def _keep_signal_handler() -> Iterator[None]:
+    """Keep Ray from handling SIGTERM: it would end this process in its own way, even while it still starts."""
+    set_handler = signal.signal
 
-    def changed(number: int, handler: Any) -> Any:
-        return signal.getsignal(number) if number == signal.SIGTERM else change(number, handler)
+    def set_other_handlers(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if number == signal.SIGTERM else set_handler(number, handler)
 
-    signal.signal = changed
+    signal.signal = set_other_handlers
     try:
         yield
     finally:
-        signal.signal = change
+        signal.signal = set_handler
 
 
 def _submit(actor: Any, task: RunTask) -> "Future[engines.WorkerResult]":
@@ -134,8 +134,8 @@ def _submit(actor: Any, task: RunTask) -> "Future[engines.WorkerResult]":
 
 
 @contextmanager
-def _in_one_line(ray: ModuleType) -> Iterator[None]:
-    """Turn what Ray raises into the error of the task, or into a sentence."""
+def _clear_errors(ray: ModuleType) -> Iterator[None]:
+    """Turn Ray's errors into the error of the task, or into a sentence."""
     try:
         yield
     except ray.exceptions.RayTaskError as error:

@@ -1,4 +1,4 @@
-"""How two runs differ: in their settings, in the versions they were computed with, and in the numbers of their tables.
+"""Compare two runs: their settings, the versions they were computed with, and the numbers of their tables.
 
 Numbers agree if they are no further apart than the tolerance times the largest of 1 and the two. Whole numbers and
 words agree if they are equal, and a missing value agrees with a missing value.
@@ -15,7 +15,7 @@ from identikit.errors import InputError
 from identikit.results.files import ABOUT, plain
 from identikit.results.result import Result, saved_result
 from identikit.runs.inspect import open_run
-from identikit.runs.store import COLUMNS, MANIFEST, Store, opened, unequal
+from identikit.runs.store import COLUMNS, MANIFEST, Store, differing, open_folder
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -39,15 +39,15 @@ class Difference:
     other: object
 
     def words(self) -> str:
-        """Say it in a line."""
+        """Return the difference in a line."""
         rows = "1 row differs" if self.rows == 1 else f"{self.rows:,} rows differ"
-        most = "" if self.by is None else f", at most by {self.by:.3g}"
-        return f"{self.table}, {self.column}: {rows}{most}; {self.where}: {self.one} and {self.other}."
+        largest = "" if self.by is None else f", at most by {self.by:.3g}"
+        return f"{self.table}, {self.column}: {rows}{largest}; {self.where}: {self.one} and {self.other}."
 
 
 @dataclass
 class Comparison:
-    """What differs between two runs; `other` is about tables and rows that only one of them has."""
+    """What differs between two runs; `other` lists tables, columns and rows that only one of them has."""
 
     tolerance: float
     settings: _Pairs = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Comparison:
         return plain(asdict(self) | {"equal": self.equal})
 
     def words(self) -> list[str]:
-        """Say what differs, in a line each."""
+        """Return what differs, in a line each."""
         lines = [f"Setting {name}: {one!r} and {other!r}." for name, (one, other) in self.settings.items()]
         lines += [f"Recorded {name}: {one!r} and {other!r}." for name, (one, other) in self.recorded.items()]
         lines += [f"{line}." for line in self.other]
@@ -92,10 +92,9 @@ class Comparison:
         rows = int((distance > self.tolerance).sum())
         if rows:
             row = int(distance.argmax())
-            most = float(distance[row]) if distance[row] < math.inf else None
-            where = _place(pairs.iloc[row], keys)
-            values = (_value(one.iloc[row]), _value(other.iloc[row]))
-            self.differences.append(Difference(table, column, rows, most, where, *values))
+            by = float(distance[row]) if distance[row] < math.inf else None
+            values = (_cell_value(one.iloc[row]), _cell_value(other.iloc[row]))
+            self.differences.append(Difference(table, column, rows, by, _row_label(pairs.iloc[row], keys), *values))
 
 
 def compare(one: str, other: str, tolerance: float) -> Comparison:
@@ -111,7 +110,7 @@ def compare(one: str, other: str, tolerance: float) -> Comparison:
 
 
 def _has(folder: str, name: str) -> bool:
-    files, path = opened(folder)
+    files, path = open_folder(folder)
     return files.exists(f"{path}/{name}")
 
 
@@ -119,20 +118,20 @@ def _has(folder: str, name: str) -> bool:
 
 
 def _compare_runs(one: Store, other: Store, comparison: Comparison) -> None:
-    comparison.settings = unequal(one.settings, other.settings)
-    for name, values in unequal(one.recorded, other.recorded).items():
+    comparison.settings = differing(one.settings, other.settings)
+    for name, values in differing(one.recorded, other.recorded).items():
         if name.startswith(("versions", "device", "data", "model")):
             comparison.recorded[name] = values
-    tables = _tables(one)
-    other_tables = _tables(other)
+    tables = _table_names(one)
+    other_tables = _table_names(other)
     for name in sorted(tables ^ other_tables):
         comparison.other.append(f"{name} is only in {one.folder if name in tables else other.folder}")
     marked = _marked_keys(other) | _marked_keys(one)
     for name in sorted(tables & other_tables):
-        _compare_tables(name, _frame(one, name), _frame(other, name), marked.get(name, []), comparison)
+        _compare_tables(name, _read_frame(one, name), _read_frame(other, name), marked.get(name, []), comparison)
 
 
-def _tables(store: Store) -> set[str]:
+def _table_names(store: Store) -> set[str]:
     """Return the names of a run's tables, those of a reproduction's figures too."""
     tables = set()
     for folder in ("", "figures/"):
@@ -157,15 +156,15 @@ def _marked_keys(store: Store) -> dict[str, list[str]]:
     return keys
 
 
-def _frame(store: Store, name: str) -> "DataFrame":
+def _read_frame(store: Store, name: str) -> "DataFrame":
     import pandas as pd
 
     try:
         return pd.read_parquet(BytesIO(store.read(f"{name}.parquet")))
     except (OSError, ValueError) as error:
-        why = str(error).splitlines()[0][:80].rstrip(".")
+        reason = str(error).splitlines()[0][:80].rstrip(".")
         raise InputError(
-            f"Cannot read {store.folder}/{name}.parquet: {why}. `identikit verify {store.folder}` says more."
+            f"Cannot read {store.folder}/{name}.parquet: {reason}. `identikit verify {store.folder}` says more."
         ) from None
 
 
@@ -176,7 +175,7 @@ def _compare_tables(
 
     for column in sorted({*one} ^ {*other}):
         comparison.other.append(f"{name}: only one of the two has the column {column}")
-    keys = _keys(one, other, marked)
+    keys = _common_keys(one, other, marked)
     if not keys:  # rows that nothing identifies are matched in their order
         keys = ["row"]
         one = one.rename_axis("row").reset_index()
@@ -189,14 +188,14 @@ def _compare_tables(
     alone = pairs[pairs["_merge"] != "both"]
     if len(alone):
         rows = "1 row is" if len(alone) == 1 else f"{len(alone):,} rows are"
-        comparison.other.append(f"{name}: {rows} only in one of the two, such as {_place(alone.iloc[0], keys)}")
+        comparison.other.append(f"{name}: {rows} only in one of the two, such as {_row_label(alone.iloc[0], keys)}")
     matched = pairs[pairs["_merge"] == "both"]
     for column in one:
         if column in other and column not in keys:
             comparison.add(name, str(column), matched, keys)
 
 
-def _keys(one: "DataFrame", other: "DataFrame", marked: Sequence[str]) -> list[str]:
+def _common_keys(one: "DataFrame", other: "DataFrame", marked: Sequence[str]) -> list[str]:
     """Return the columns that identify a row in both tables, or none.
 
     These are the columns that `columns.json` marks; without marks, the fewest of the first columns, up to the first
@@ -206,13 +205,13 @@ def _keys(one: "DataFrame", other: "DataFrame", marked: Sequence[str]) -> list[s
 
     if marked:
         return list(marked) if _identify(marked, one, other) else []
-    first: list[str] = []
+    keys: list[str] = []
     for column in one:
         if column not in other or is_float_dtype(one[column].dtype):
             return []
-        first.append(str(column))
-        if _identify(first, one, other):
-            return first
+        keys.append(str(column))
+        if _identify(keys, one, other):
+            return keys
     return []
 
 
@@ -233,11 +232,11 @@ def _distance(one: "Series", other: "Series") -> Any:
     return np.where(same, 0.0, distance)
 
 
-def _place(row: "Series", keys: Sequence[str]) -> str:
-    return ", ".join(f"{key} {_value(row[key])}" for key in keys)
+def _row_label(row: "Series", keys: Sequence[str]) -> str:
+    return ", ".join(f"{key} {_cell_value(row[key])}" for key in keys)
 
 
-def _value(cell: Any) -> str | int | float | None:
+def _cell_value(cell: Any) -> str | int | float | None:
     """Return the value of a cell, or None if it is missing."""
     value = cell.item() if hasattr(cell, "item") else cell
     return value if isinstance(value, str | int | float) and value == value else None
@@ -249,11 +248,11 @@ def _value(cell: Any) -> str | int | float | None:
 def _compare_results(one: Result, other: Result, comparison: Comparison) -> None:
     from pandas import DataFrame, MultiIndex
 
-    first = asdict(one.provenance) | {"kind": one.kind}
-    second = asdict(other.provenance) | {"kind": other.kind}
+    settings = asdict(one.provenance) | {"kind": one.kind}
+    other_settings = asdict(other.provenance) | {"kind": other.kind}
     for name in ("versions", "device"):
-        comparison.recorded |= unequal({name: first.pop(name)}, {name: second.pop(name)})
-    comparison.settings = unequal(first, second)
+        comparison.recorded |= differing({name: settings.pop(name)}, {name: other_settings.pop(name)})
+    comparison.settings = differing(settings, other_settings)
     single = {axis.name for axis in one.axes if axis.single}  # arrays do not have these
     dims = one.source.dims
     other_dims = other.source.dims
@@ -266,9 +265,9 @@ def _compare_results(one: Result, other: Result, comparison: Comparison) -> None
             shapes = f"{list(array.shape)} in one and {list(other_array.shape)} in the other"
             comparison.other.append(f"{name} has the shape {shapes}")
             continue
-        places = DataFrame({"place": [0]})
+        index = DataFrame({"place": [0]})
         if array.ndim:
             names = [dim for dim in dims[name] if dim not in single]
-            places = MultiIndex.from_product([range(size) for size in array.shape], names=names).to_frame(index=False)
+            index = MultiIndex.from_product([range(size) for size in array.shape], names=names).to_frame(index=False)
         values = {f"{name} one": array.flatten().numpy(), f"{name} other": other_array.flatten().numpy()}
-        comparison.add("result", name, places.assign(**values), list(places))
+        comparison.add("result", name, index.assign(**values), list(index))

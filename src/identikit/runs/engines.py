@@ -1,4 +1,4 @@
-"""Where the tasks of a run are computed: one after another in this process, in several processes, or on a Ray cluster.
+"""Engines, which compute the tasks of a run: in this process, in several processes, or on a Ray cluster.
 
 A *job* says what is computed, a *task* on what. Every engine gives the same numbers: a task's result depends on nothing
 but the model, the job, the task, and how many threads compute it, which is why `threads` is a setting of a run.
@@ -24,10 +24,10 @@ from identikit.maths.threads import useful_thread_count
 from identikit.models.load.load import Recipe
 from identikit.models.model import Model
 from identikit.progress import Progress, silent
-from identikit.runs.store import opened, read_manifest
+from identikit.runs.store import open_folder, read_manifest
 
 ENGINES = ("local", "processes", "ray")
-AHEAD = 2  # tasks that each worker has been given
+AHEAD = 2  # tasks queued for each worker
 RETRIES = 3  # how often a task whose worker died is tried again
 _THREADS = "OMP_NUM_THREADS"
 
@@ -36,17 +36,17 @@ _THREADS = "OMP_NUM_THREADS"
 class RunJob(Protocol):
     """What is computed for each task; it can be pickled, so that it can be sent to other processes."""
 
-    def compute(self, model: Model, task: Any, progress: Progress) -> Any:
-        """Return the result of one task; `progress` may be called with how many parts of it are done."""
+    def compute(self, model: Model, content: Any, report: Progress, /) -> Any:
+        """Return the result for a task's content; `report` may be called with how many parts of it are done."""
         ...
 
 
 @dataclass(frozen=True)
 class RunTask:
-    """One piece of work: its number, what a job's `compute` is given, and about how long it takes, in any unit."""
+    """One piece of work: its number, the content that a job computes on, and about how long it takes, in any unit."""
 
     number: int
-    given: Any = field(repr=False)
+    content: Any = field(repr=False)
     cost: float = 1.0
 
 
@@ -57,19 +57,19 @@ TaskProgress = Callable[[RunTask, int], None]  # called with a task and how many
 
 @runtime_checkable
 class Engine(Protocol):
-    """Computes tasks, each with `threads` CPU threads, and yields each with its result as it finishes."""
+    """Computes tasks, each with `threads` CPU threads."""
 
     @property
     def threads(self) -> int:
         """How many threads compute a task."""
         ...
 
-    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], told: TaskProgress) -> Results:
-        """Compute tasks."""
+    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], report: TaskProgress) -> Results:
+        """Yield each task with its result as it finishes."""
         ...
 
 
-def engine_of(
+def make_engine(
     folder: str,
     engine: str = "local",
     workers: int | None = None,
@@ -79,8 +79,8 @@ def engine_of(
 ) -> Engine:
     """Return the engine of a run in a folder, with `threads` per worker; None: as many as the run was started with.
 
-    A run that starts now gets all threads, or one where other processes keep cores busy, and keeps that number.
-    On a Ray cluster, `address` says where it is, and `gpus` how many each worker has.
+    A new run gets all threads, or one where other processes keep cores busy, and keeps that number. `address` is that
+    of a Ray cluster, and `gpus` how many each worker has there.
     """
     known_name("--engine", engine, ENGINES)
     for option, number in (("--workers", workers), ("--threads", threads)):
@@ -92,25 +92,27 @@ def engine_of(
         ("--gpus-per-worker", gpus, ("ray",)),
     ):
         if value and engine not in engines:
-            others = " and --engine ".join(engines)
-            raise InputError(f"{option} is for --engine {others}. Add it, or leave {option} out.")
-    started = read_manifest(*opened(folder)) or {"run": {}}
-    each: int = threads or started["run"].get("threads") or useful_thread_count()
+            allowed = " and --engine ".join(engines)
+            raise InputError(f"{option} is for --engine {allowed}. Add it, or leave {option} out.")
+    manifest = read_manifest(*open_folder(folder)) or {"run": {}}
+    worker_threads: int = threads or manifest["run"].get("threads") or useful_thread_count()
     if engine == "ray":
         from identikit.runs.cluster import Cluster
 
-        return Cluster(each, workers, address, gpus)
-    return Local(each) if engine == "local" else Processes(each, workers or workers_here(each))
+        return Cluster(worker_threads, workers, address, gpus)
+    if engine == "local":
+        return Local(worker_threads)
+    return Processes(worker_threads, workers or default_workers(worker_threads))
 
 
-def workers_here(threads: int) -> int:
-    """Return how many workers of so many threads this machine has cores for."""
+def default_workers(threads: int) -> int:
+    """Return how many workers with this number of threads this machine has cores for."""
     return max(1, (os.cpu_count() or 1) // threads)
 
 
 @contextmanager
 def with_threads(threads: int) -> Iterator[None]:
-    """Compute with so many CPU threads."""
+    """Compute with this number of CPU threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -121,15 +123,15 @@ def with_threads(threads: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Local:
-    """Computes tasks here, one after another."""
+    """Computes tasks in this process, one after another."""
 
     threads: int = field(default_factory=torch.get_num_threads)
 
-    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], told: TaskProgress) -> Results:
+    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], report: TaskProgress) -> Results:
         """Compute tasks in their order."""
         for task in tasks:
             with with_threads(self.threads):
-                result = job.compute(model, task.given, lambda _, done, __, task=task: told(task, done))
+                result = job.compute(model, task.content, lambda what, done, total, task=task: report(task, done))
             yield task, result
 
 
@@ -140,7 +142,7 @@ class Local:
 class RunWorker:
     """Computes tasks in a separate process with its own copy of the model.
 
-    The model is loaded with the first task, so that an error in it comes out like one in the task.
+    The model is loaded with the first task, so that an error in loading is raised like one in the task.
     """
 
     recipe: Recipe
@@ -150,7 +152,7 @@ class RunWorker:
 
     @classmethod
     def of(cls, model: Model, job: RunJob, engine: str, threads: int) -> "RunWorker":
-        """Return a worker that can be sent to other processes."""
+        """Return a worker that can be pickled and sent to other processes."""
         if model.recipe is None:
             raise InputError(
                 f"--engine {engine} loads {model.name} once per worker, and a model in memory cannot be loaded again. "
@@ -160,7 +162,7 @@ class RunWorker:
 
     @cached_property
     def model(self) -> Model:
-        """The model, checked to be the one that the run was started with."""
+        """The model, which must be the one that the run was started with."""
         model = self.recipe.load()
         if model.fingerprint != self.fingerprint:
             raise ModelError(
@@ -172,19 +174,19 @@ class RunWorker:
     def compute(self, task: RunTask) -> WorkerResult:
         """Compute one task."""
         with with_threads(self.threads), warnings.catch_warnings(record=True) as caught:
-            result = self.job.compute(self.model, task.given, silent)
+            result = self.job.compute(self.model, task.content, silent)
         return result, [(str(warning.message), warning.category) for warning in caught]
 
 
 def by_cost(tasks: Sequence[RunTask]) -> list[RunTask]:
-    """Return tasks with the longest first, so that no worker starts a long one when the others are done."""
+    """Return tasks with the longest first, so that no worker starts a long one when all others have finished."""
     return sorted(tasks, key=lambda task: (-task.cost, task.number))
 
 
-def results_of(
+def run_on_workers(
     workers: Sequence[Any], submit: Callable[[Any, RunTask], "Future[WorkerResult]"], tasks: Sequence[RunTask]
 ) -> Results:
-    """Give each worker a few tasks ahead of it, not all of them, and yield each with its result as it finishes."""
+    """Keep a few tasks queued for each worker, and yield each task with its result as it finishes."""
     waiting = iter(tasks)
     running: dict[Future[WorkerResult], tuple[RunTask, Any]] = {}
     free = [*workers] * AHEAD
@@ -196,7 +198,7 @@ def results_of(
             return
         free = []
         done = wait(running, return_when=FIRST_COMPLETED).done
-        for future in sorted(done, key=lambda one: one.exception() is not None):  # what was computed beside is not lost
+        for future in sorted(done, key=lambda future: future.exception() is not None):  # errors last: nothing is lost
             task, worker = running.pop(future)
             free.append(worker)
             result, caught = future.result()
@@ -210,13 +212,13 @@ def results_of(
 _workers: list[RunWorker] = []  # the one of this process
 
 
-def _begin(worker: RunWorker) -> None:
+def _start_worker(worker: RunWorker) -> None:
     _workers.append(worker)
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it ends, even if that was killed."""
+    """End this process when its parent ends, even if that was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -234,44 +236,44 @@ class Processes:
     threads: int
     workers: int
 
-    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], told: TaskProgress) -> Results:
-        """Compute tasks, the longest first; when a worker dies, all start again with what is left."""
+    def run(self, model: Model, job: RunJob, tasks: Sequence[RunTask], report: TaskProgress) -> Results:
+        """Compute tasks, the longest first; when a worker dies, all workers start again with the remaining tasks."""
         worker = RunWorker.of(model, job, "processes", self.threads)
-        left = by_cost(tasks)
+        remaining = by_cost(tasks)
         deaths = 0  # in a row
-        while left:
-            done: set[int] = set()
+        while remaining:
+            finished: set[int] = set()
             try:
-                for task, result in self._pooled(worker, left):
-                    done.add(task.number)
+                for task, result in self._run_pool(worker, remaining):
+                    finished.add(task.number)
                     yield task, result
             except BrokenExecutor:
-                deaths = 1 if done else deaths + 1
+                deaths = 1 if finished else deaths + 1
                 if deaths > RETRIES:
                     raise InputError(
                         f"A worker process died {deaths} times in a row. There may be too little memory for "
                         f"{self.workers} workers: run the same command again with fewer --workers."
                     ) from None
-            left = [task for task in left if task.number not in done]
+            remaining = [task for task in remaining if task.number not in finished]
 
-    def _pooled(self, worker: RunWorker, tasks: Sequence[RunTask]) -> Results:
-        number = min(self.workers, len(tasks))
-        pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), _begin, (worker,))
+    def _run_pool(self, worker: RunWorker, tasks: Sequence[RunTask]) -> Results:
+        count = min(self.workers, len(tasks))
+        pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _start_worker, (worker,))
         try:
-            yield from results_of([pool] * number, self._submit, tasks)
+            yield from run_on_workers([pool] * count, self._submit, tasks)
         finally:
-            for process in (pool._processes or {}).values():  # do not wait for results that are no longer wanted
+            for process in (pool._processes or {}).values():  # nobody waits for their results
                 process.terminate()
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _submit(self, pool: ProcessPoolExecutor, task: RunTask) -> "Future[WorkerResult]":
-        with _starting(self.threads):  # the first tasks start the processes
+        with _environment_of_workers(self.threads):  # the first tasks start the processes
             return pool.submit(_compute, task)
 
 
 @contextmanager
-def _starting(threads: int) -> Iterator[None]:
-    """Give processes that are started here so many threads from the start, and leave Ctrl-C to this one."""
+def _environment_of_workers(threads: int) -> Iterator[None]:
+    """Let processes that are started here have this number of threads, and ignore Ctrl-C, which is for this one."""
     before = os.environ.get(_THREADS)
     os.environ[_THREADS] = str(threads)
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None

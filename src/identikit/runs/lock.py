@@ -1,8 +1,8 @@
 """One writer per folder: a lock that names its owner and is freed when the owner dies.
 
-On a local disk the system's own lock is used, which ends with the process that holds it, however it ends. A note says
-who holds the lock; where the system has none, such as on remote storage, the note is the lock. Its owner renews it
-every minute, and one that has been silent for ten minutes is considered dead.
+On a local disk the system's lock is used, which ends with the process that holds it, however that ends. A note says
+who holds the lock; where the system has no locks, such as on remote storage, the note is the lock. The owner renews it
+every minute, and counts as dead after ten minutes of silence.
 """
 
 import json
@@ -32,7 +32,7 @@ SILENT_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that holds a folder, since when, and when it was last heard of (`beat`)."""
+    """The process that holds a folder, since when, and when it last renewed its note (`beat`)."""
 
     host: str
     process: int
@@ -46,7 +46,7 @@ class Owner:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process has been silent for long, or is one of this machine that has ended."""
+        """Whether the process ran on this machine and has ended, or has been silent for long."""
         if os.name == "posix" and self.host == platform.node():
             try:
                 os.kill(self.process, 0)
@@ -68,37 +68,37 @@ class FolderLock:
         self._released = threading.Event()
 
     def acquire(self) -> None:
-        """Take the lock, or say who holds it."""
-        self._take_system()
+        """Take the lock, or raise an error that names its holder."""
+        self._take_system_lock()
         if self._system is None and (owner := self.holder()):
-            raise self._held(owner)
+            raise self._refusal(owner)
         since = datetime.now(UTC).isoformat(timespec="seconds")
         self._owner = Owner(platform.node(), os.getpid(), since, uuid4().hex, time.time())
         try:
-            self._note()
-            self.check()  # another may have been as fast
+            self._write_note()
+            self.check()  # another process may have been as fast
         except OSError:
             if self._system is None:  # on a full disk the system's lock holds without the note
                 raise
         self._released = threading.Event()
-        threading.Thread(target=self._beat, args=(self._released,), daemon=True).start()
+        threading.Thread(target=self._keep_renewing, args=(self._released,), daemon=True).start()
 
     @property
     def is_held(self) -> bool:
         """Whether this lock holds the folder, however far `acquire` or `release` got."""
-        return (self._system is not None and self._system.is_locked) or self._is_ours(self._noted())
+        return (self._system is not None and self._system.is_locked) or self._is_own(self._read_note())
 
-    def _take_system(self) -> None:
-        """Take the system's lock if there is one, or say who holds it.
+    def _take_system_lock(self) -> None:
+        """Take the system's lock if it has one, or raise an error that names its holder.
 
-        A lock that is a link, or a second name of another file, is refused: taking it may empty what it stands for.
+        A lock file that is a link, or a second name of another file, is refused: taking it could empty that file.
         """
         if not isinstance(self.files, LocalFileSystem):
             return
         path = Path(self.folder, LOCK)
         with suppress(FileNotFoundError):
-            found = path.lstat()
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 raise InputError(
                     f"Cannot write to {self.folder}: {LOCK} there is a link or otherwise not a plain file of "
                     "its own. Remove it, or choose another folder with --out."
@@ -109,36 +109,35 @@ class FolderLock:
             system.acquire()
         except Timeout:
             self._system = None
-            raise self._held(self._noted()) from None
+            raise self._refusal(self._read_note()) from None
         except (OSError, NotImplementedError):
             self._system = None
 
-    def _beat(self, released: threading.Event) -> None:
-        """Show, every minute, that the owner lives."""
+    def _keep_renewing(self, released: threading.Event) -> None:
         while not released.wait(BEAT_SECONDS):
             with suppress(Exception):  # a network that is away for a while
                 self._renew()
 
     def check(self) -> None:
-        """Renew the note where the system has no lock of its own, unless another process took the folder meanwhile."""
+        """Renew the note where the system has no locks, and raise an error if another process took the folder."""
         if self._owner is not None and self._system is None:
             self._renew()
 
     def _renew(self) -> None:
-        owner = self._noted()
-        if owner is not None and not self._is_ours(owner):
-            raise self._held(owner)
-        self._note()
+        owner = self._read_note()
+        if owner is not None and not self._is_own(owner):
+            raise self._refusal(owner)
+        self._write_note()
 
-    def _note(self) -> None:
+    def _write_note(self) -> None:
         if self._owner is not None:
             note = asdict(self._owner) | {"beat": time.time()}
             write_through(self.files, f"{self.folder}/{NOTE}", json.dumps(note).encode())
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._released.set()
-        if self._is_ours(self._noted()):
+        if self._is_own(self._read_note()):
             with suppress(OSError):
                 self.files.rm(f"{self.folder}/{NOTE}")
         self._owner = None
@@ -147,32 +146,32 @@ class FolderLock:
             self._system = None
 
     def holder(self) -> Owner | None:
-        """Return the process that holds the lock, or None. A killed process may have left its note behind."""
-        owner = self._noted()
+        """Return the process that holds the lock, or None; the note of a killed process does not count."""
+        owner = self._read_note()
         if owner is None or owner.is_gone:
             return None
         if self._system is None and Path(self.folder, LOCK).exists():
             with suppress(InputError):
-                self._take_system()
+                self._take_system_lock()
             if self._system is not None:
                 self._system.release()
                 self._system = None
                 return None
         return owner
 
-    def _noted(self) -> Owner | None:
+    def _read_note(self) -> Owner | None:
         with suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(read_through(self.files, f"{self.folder}/{NOTE}"))
             if all(isinstance(note[name], kind) for name, kind in Owner.__annotations__.items()):
                 return Owner(**note)
         return None
 
-    def _is_ours(self, owner: Owner | None) -> bool:
+    def _is_own(self, owner: Owner | None) -> bool:
         return owner is not None and self._owner is not None and owner.key == self._owner.key
 
-    def _held(self, owner: Owner | None) -> InputError:
-        who = "another process" if owner is None else owner.words()
+    def _refusal(self, owner: Owner | None) -> InputError:
+        holder = "another process" if owner is None else owner.words()
         return InputError(
-            f"Cannot write to {self.folder}: {who} is writing to it. Wait until it ends, or stop it; then run the same "
-            "command again."
+            f"Cannot write to {self.folder}: {holder} is writing to it. Wait until it ends, or stop it; then run the "
+            "same command again."
         )

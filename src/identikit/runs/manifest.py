@@ -1,4 +1,4 @@
-"""What a folder says about its run: `run.json` what identifies it, `command.json` which command resumes it."""
+"""What a folder says about its run: `run.json` identifies it, and `command.json` has the command that resumes it."""
 
 import importlib.metadata
 import os
@@ -14,22 +14,22 @@ from identikit.models.machine import device_name
 from identikit.models.model import Model
 from identikit.results.files import Damaged, read_through, seal_record, unseal_record
 from identikit.results.provenance import text_hash
-from identikit.runs.store import COMMAND, Store, opened
+from identikit.runs.store import COMMAND, Store, open_folder
 from identikit.texts.text import Text
 
 _COMPUTE = ("identikit", "tokenizers", "torch", "transformers")  # whose versions can change numbers
 _WRITERS = ("pandas", "pyarrow", "safetensors")
-_GIVEN_ANEW = ("out", "as_json")  # arguments that the resuming command gives again
+_NOT_NOTED = ("out", "as_json")  # arguments that the resuming command gives itself
 
 
 def manifest(
     command: str, model: Model, texts: list[Text], *, data: Mapping[str, Any], options: Mapping[str, Any], threads: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what identifies a run, which is compared when it is resumed, and what is recorded about it.
+    """Return what identifies a run, which is compared when it is resumed, and what else is recorded about it.
 
-    Texts and models are known by their hashes. Where the texts were read from (`data`), what the model is called, the
-    date, the device and the versions of packages that only write are recorded: they do not make it another run.
-    `threads` do, as they affect the last digits.
+    Texts and models are identified by their hashes. The source of the texts (`data`), the model's name, the date, the
+    device and the versions of packages that only write files are recorded: they do not make it another run. `threads`
+    do, as they affect the last digits.
     """
     source = model.provenance("")
     run = {
@@ -54,30 +54,31 @@ def manifest(
 
 
 class NotedCommand(NamedTuple):
-    """A command with its arguments, and the folder that it was run in. It comes from a file: nothing of it is sure."""
+    """A command with its arguments and the folder that it was run in, from a file that anyone may have edited."""
 
     command: str
     arguments: dict[str, Any]
-    place: str
+    working_folder: str
 
-    def there(self) -> AbstractContextManager[None]:
-        """Go to the folder that relative paths start from; where it is gone, stay: data are checked by their hash."""
-        is_there = self.place and Path(self.place).is_dir() and os.access(self.place, os.X_OK)
-        return chdir(self.place) if is_there else nullcontext()
+    def in_working_folder(self) -> AbstractContextManager[None]:
+        """Change to the folder that relative paths start from; if it is gone, stay: data are checked by their hash."""
+        folder = self.working_folder
+        can_enter = folder and Path(folder).is_dir() and os.access(folder, os.X_OK)
+        return chdir(folder) if can_enter else nullcontext()
 
 
-def note(store: Store, command: str, arguments: Mapping[str, object]) -> None:
-    """Keep a command and its arguments as they were given, and the folder that paths among them start from."""
-    kept = {name: value for name, value in arguments.items() if name not in _GIVEN_ANEW}
-    store.write(COMMAND, seal_record({"command": command, "arguments": kept, "place": str(Path.cwd())}))
+def note_command(store: Store, command: str, arguments: Mapping[str, object]) -> None:
+    """Write down a command, its arguments, and the folder that paths among them start from."""
+    noted = {name: value for name, value in arguments.items() if name not in _NOT_NOTED}
+    store.write(COMMAND, seal_record({"command": command, "arguments": noted, "place": str(Path.cwd())}))
 
 
 def noted_command(folder: str) -> NotedCommand:
-    """Return the command that a folder's run was started with, the run's folder among its arguments."""
+    """Return the command that a folder's run was started with, with the run's folder among its arguments."""
     is_local = "://" not in folder
     out = str(Path(folder).resolve()) if is_local else folder.rstrip("/")
     try:
-        files, path = opened(folder)
+        files, path = open_folder(folder)
         content = unseal_record(read_through(files, f"{path}/{COMMAND}"))
         arguments = dict(content["arguments"])
         if arguments.get("shard"):

@@ -1,12 +1,12 @@
-"""The shards of a run that was spread over several folders, put together in the run's own."""
+"""Merge the portions of a run that was spread over several folders into the folder of the run."""
 
 from identikit.errors import InputError
-from identikit.runs.inspect import RunState, absent_parts, listed, parts_of, state
+from identikit.runs.inspect import RunState, list_briefly, missing_portions, portion_folders, state
 from identikit.runs.manifest import NotedCommand, noted_command
 from identikit.runs.run import PART, shard_files
-from identikit.runs.store import Store, unequal
+from identikit.runs.store import Store, differing
 
-_MERGED_HERE = {"shard": None, "engine": "local", "workers": None, "address": None, "gpus": 0.0}
+_LOCAL_ARGUMENTS = {"shard": None, "engine": "local", "workers": None, "address": None, "gpus": 0.0}
 
 
 def merge(folder: str) -> NotedCommand:
@@ -15,68 +15,70 @@ def merge(folder: str) -> NotedCommand:
     Shards that are missing, not complete, damaged or of different runs are refused. Stopped at any moment, it can be
     run again.
     """
-    there = parts_of(folder)
-    counts = sorted({count for _, count in there})
-    if not there:
+    folders = portion_folders(folder)
+    counts = sorted({count for _, count in folders})
+    if not folders:
         raise InputError(f"Cannot merge {folder}: it holds no shards. Give the --out folder of its shards.")
     if len(counts) > 1:
         raise InputError(
             f"Cannot merge {folder}: it holds shards of different divisions, into {' and '.join(map(str, counts))}. "
             "Remove the ones that you do not want."
         )
-    if missing := absent_parts(there):
+    if missing := missing_portions(folders):
+        verb = "is" if len(missing) == 1 else "are"
         raise InputError(
-            f"Cannot merge {folder}: {listed(missing)} of {counts[0]} shards {'is' if len(missing) == 1 else 'are'} "
-            "missing. Compute what is missing with --shard, or copy it there."
+            f"Cannot merge {folder}: {list_briefly(missing)} of {counts[0]} shards {verb} missing. "
+            "Compute what is missing with --shard, or copy it there."
         )
-    parts = {f"{index}/{count}": state(place) for (index, count), place in there.items()}
-    first = parts[f"1/{counts[0]}"]
-    for shard, part in parts.items():
-        if why := _flaw(shard, part, first):
-            raise InputError(f"Cannot merge {folder}: {why}")
+    portions = {f"{index}/{count}": state(path) for (index, count), path in folders.items()}
+    first = portions[f"1/{counts[0]}"]
+    for shard, portion in portions.items():
+        if obstacle := _obstacle(shard, portion, first):
+            raise InputError(f"Cannot merge {folder}: {obstacle}")
     settings = {name: value for name, value in first.settings.items() if name not in ("shard", "device")}
-    recorded = first.recorded | {"shards": {shard: part.recorded for shard, part in parts.items()}}
+    recorded = first.recorded | {"shards": {shard: portion.recorded for shard, portion in portions.items()}}
     command = noted_command(first.folder)
-    _copy(Store(folder, settings, recorded), list(parts.values()))
-    return command._replace(arguments=command.arguments | _MERGED_HERE)
+    _copy_results(list(portions.values()), Store(folder, settings, recorded))
+    return command._replace(arguments=command.arguments | _LOCAL_ARGUMENTS)
 
 
-def _flaw(shard: str, part: RunState, first: RunState) -> str | None:
-    """Say why a shard cannot be merged with the first one."""
-    if part.writer is not None:
-        return f"{part.writer.words()} is writing to {part.folder}. Wait for it to finish."
-    for file, why in part.damaged.items():
-        return f"{part.folder}/{file} is damaged ({why}). `identikit resume {part.folder}` will compute it again."
-    if not part.complete:
-        return f"{part.folder} is not complete. Continue with `identikit resume {part.folder}`."
-    if part.settings.get("shard") != shard:
-        return f"{part.folder} holds shard {part.settings.get('shard')}. Rename it, or compute its own shard."
-    for key, (value, other) in unequal(first.settings, part.settings).items():
+def _obstacle(shard: str, portion: RunState, first: RunState) -> str | None:
+    """Return why a portion cannot be merged with the first one; None if it can."""
+    folder = portion.folder
+    if portion.writer is not None:
+        return f"{portion.writer.words()} is writing to {folder}. Wait for it to finish."
+    for file, reason in portion.damaged.items():
+        return f"{folder}/{file} is damaged ({reason}). `identikit resume {folder}` will compute it again."
+    if not portion.complete:
+        return f"{folder} is not complete. Continue with `identikit resume {folder}`."
+    if portion.settings.get("shard") != shard:
+        return f"{folder} holds shard {portion.settings.get('shard')}. Rename it, or compute its own shard."
+    for key, (value, other) in differing(first.settings, portion.settings).items():
         if key != "shard":
             return (
                 f"its shards belong to different runs; {key} is {value!r} in {first.folder}, and {other!r} in "
-                f"{part.folder}. Compute all with the same settings."
+                f"{folder}. Compute all with the same settings."
             )
     return None
 
 
-def _copy(store: Store, parts: list[RunState]) -> None:
-    """Copy the results of the shards into the run's folder; no text and no part may be there twice."""
+def _copy_results(portions: list[RunState], store: Store) -> None:
+    """Copy the results of portions into the run's folder; no text and no part may be in two of them."""
     sources: dict[str, Store] = {}
-    done: dict[int | str, str] = {}
-    for part in parts:
-        for piece in part.done:
-            if piece in done:
+    folder_of: dict[int | str, str] = {}
+    for portion in portions:
+        for piece in portion.done:
+            if piece in folder_of:
                 raise InputError(
-                    f"Cannot merge {store.folder}: {part.unit.removesuffix('s')} {piece} is both in {done[piece]} and "
-                    f"in {part.folder}. Compute the shards again."
+                    f"Cannot merge {store.folder}: {portion.unit.removesuffix('s')} {piece} is both in "
+                    f"{folder_of[piece]} and in {portion.folder}. Compute the shards again."
                 )
-            done[piece] = part.folder
-        source = Store(part.folder, part.settings)
-        sources |= dict.fromkeys(_results(source), source)
-    if strange := [name for name in _results(store) if name not in sources]:
+            folder_of[piece] = portion.folder
+        source = Store(portion.folder, portion.settings)
+        sources |= dict.fromkeys(_result_files(source), source)
+    if unknown := [name for name in _result_files(store) if name not in sources]:
         raise InputError(
-            f"Cannot merge {store.folder}: it already holds results of its own, such as {strange[0]}. Resume that run "
+            f"Cannot merge {store.folder}: it already holds results of its own, such as {unknown[0]}. Resume that run "
             "instead, or merge the shards in another folder."
         )
     with store.held():
@@ -86,6 +88,6 @@ def _copy(store: Store, parts: list[RunState]) -> None:
                 store.write(name, content)
 
 
-def _results(store: Store) -> list[str]:
+def _result_files(store: Store) -> list[str]:
     names = store.names()
     return [*shard_files(names), *(name for name in names if name.startswith(PART) and name.endswith(".json"))]

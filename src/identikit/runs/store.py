@@ -1,7 +1,7 @@
-"""A folder of results that can be stopped at any moment and resumed.
+"""A folder of results that survives a stop at any moment and can be resumed.
 
-Files are written under a temporary name that only their writer uses, synced, and renamed, so what is there is complete;
-each notices when a bit of it changes. `run.json` says what identifies the run and what else was recorded about it; a
+Files are written under a temporary name that only their writer uses, synced, and renamed, so every file is complete;
+each has a checksum that shows damage. `run.json` says what identifies the run and what else was recorded about it; a
 folder of another run is never written into, and a lock keeps a second writer out. Paths go through fsspec.
 """
 
@@ -39,7 +39,7 @@ from identikit.texts.tables import file_system
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Kept = TypeVar("Kept")
+Value = TypeVar("Value")
 
 MANIFEST = "run.json"
 COMMAND = "command.json"  # the command and its arguments, for `identikit resume`
@@ -49,7 +49,7 @@ COLUMNS = "columns.json"
 PROOF = "proof-{}.json"  # of rows of a text, by its number
 CHECKSUMS = "SHA256SUMS"
 COMPUTED = "computed.json"  # where and with what an input of `reproduce` was computed
-PART_FOLDER = re.compile(r"shard-(\d{4,})-of-(\d{4,})")  # of a run that is spread over several folders
+PORTION_FOLDER = re.compile(r"shard-(\d{4,})-of-(\d{4,})")  # of a run that is spread over several folders
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{32}\.partial")  # what a writer has not finished
 _KEEPS_NOTHING = {"memory", "data"}  # schemes whose files are gone when the process is
 
@@ -67,13 +67,13 @@ class Store:
         settings: Mapping[str, Any],
         recorded: Mapping[str, object] | None = None,
     ):
-        self.files, self.folder = opened(folder)
+        self.files, self.folder = open_folder(folder)
         self.settings = _as_json(settings)
         self.recorded = _as_json(recorded or {})
         self._lock = FolderLock(self.files, self.folder)
         self._is_held = False
         self._is_new = False  # this process made the folder,
-        self._is_taken = False  # and wrote what the folder is
+        self._has_manifest = False  # and checked or wrote its manifest
         if self.files.isfile(self.folder):
             raise InputError(f"Cannot write results to {folder}: it is a file. Choose a folder with --out.")
         if self.has(MANIFEST):
@@ -85,8 +85,8 @@ class Store:
             )
 
     def _is_unused(self) -> bool:
-        """Say whether nothing was computed yet; the folders of shards are runs of their own."""
-        return all(_is_ours(name) or PART_FOLDER.fullmatch(name) for name in self.names())
+        """Whether nothing was computed yet; the folders of shards are runs of their own."""
+        return all(_is_bookkeeping(name) or PORTION_FOLDER.fullmatch(name) for name in self.names())
 
     def _check_same_run(self) -> None:
         if self._is_unused():
@@ -94,102 +94,99 @@ class Store:
         manifest = read_manifest(self.files, self.folder)
         if manifest is None:
             raise InputError(f"Cannot resume {self.folder}: {MANIFEST} is damaged. Choose another folder with --out.")
-        for key, (then, now) in unequal(manifest["run"], self.settings).items():
+        for key, (old, new) in differing(manifest["run"], self.settings).items():
             raise InputError(
-                f"Cannot resume {self.folder}: it holds another run, whose {key} is {then!r}, not {now!r}. Use the "
-                "same settings to resume it, or choose another folder with --out."
+                f"Cannot resume {self.folder}: it holds another run, whose {key} is {old!r}, not {new!r}. Use the same "
+                "settings to resume it, or choose another folder with --out."
             )
 
     @contextmanager
     def held(self) -> Iterator["Store"]:
-        """Hold the folder's lock, and make the folder and its manifest if they are not there; it may be nested.
+        """Hold the folder's lock, and make the folder and its manifest if they do not exist; calls may be nested.
 
-        After an error the folder notes it, or nothing is left if nothing was computed. Only the outermost level keeps
-        anything in mind, so a signal that comes between two levels changes nothing. One that comes before it has
-        taken the folder or while it leaves it does neither: the command line makes up for it.
+        After an error the folder notes it, or is removed if nothing was computed. Only the outermost call keeps state,
+        so a signal between two levels changes nothing. After one that comes while the lock is taken or released, the
+        command line calls `_release` again.
         """
         if self._is_held:
             yield self
             return
-        UNFINISHED.append(self._end)
+        UNFINISHED.append(self._release)
         try:
-            self._take()
+            self._acquire()
             yield self
         except BaseException as error:
-            self._end(error)
+            self._release(error)
             raise
-        self._end()
+        self._release()
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         """Take the lock, remove what a killed writer left, check the settings once more, and write the manifest."""
         self._is_held = True
-        self._is_taken = False
+        self._has_manifest = False
         self._is_new = not self.files.exists(self.folder)
-        with self._explained(MANIFEST):
+        with self._clear_errors(MANIFEST):
             self.files.makedirs(self.folder, exist_ok=True)
             self._lock.acquire()
         for name in self.names():
             if name == ERROR or _PARTIAL.fullmatch(name):  # only the lock's owner writes
                 self.remove(name)
         self._check_same_run()  # again: another process may have started meanwhile
-        self._is_taken = True
+        self._has_manifest = True
         if self._is_unused():
             self.write(MANIFEST, seal_record({"run": self.settings, "recorded": self.recorded}))
 
-    def _end(self, error: BaseException | None = None) -> None:
-        """Leave the folder, after an error or without one; what a signal cut short is done when it is called again."""
-        if self._end not in UNFINISHED:
+    def _release(self, error: BaseException | None = None) -> None:
+        """Give the folder back, after an error or without one; a call that a signal cut short can be repeated."""
+        if self._release not in UNFINISHED:
             return
         if error is not None:
-            self._leave(error)
+            self._note_error(error)
         self._is_held = False
         self._lock.release()
-        UNFINISHED.remove(self._end)
+        UNFINISHED.remove(self._release)
 
-    def _leave(self, error: BaseException) -> None:
-        """Note an error, or leave nothing if nothing was computed; a folder that another process holds stays."""
-        error.add_note(self._left())
-        if self._is_new and all(map(_is_ours, self.names())):
+    def _note_error(self, error: BaseException) -> None:
+        """Write an error down, or remove the folder if nothing was computed and no other process holds it."""
+        error.add_note(self._progress_note())
+        if self._is_new and all(map(_is_bookkeeping, self.names())):
             for name in self.names() if self._lock.is_held else ():  # while no other process can write
                 self.remove(name)
             with suppress(OSError):
                 self.files.rmdir(self.folder)
-        elif self._is_taken and isinstance(error, Exception):
+        elif self._has_manifest and isinstance(error, Exception):
             with suppress(InputError):  # a folder that cannot be written to
                 note = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "error": str(error)}
                 self.write(ERROR, json.dumps(note, indent=1, ensure_ascii=False).encode())
 
-    def _left(self) -> str:
-        """Say whether the folder, or one under it, holds anything that was computed."""
+    def _progress_note(self) -> str:
+        """Return a sentence on whether the folder, or one under it, holds anything that was computed."""
         with suppress(OSError):
-            if not all(_is_ours(path.rpartition("/")[2]) for path in self.files.find(self.folder)):
+            if not all(_is_bookkeeping(path.rpartition("/")[2]) for path in self.files.find(self.folder)):
                 return f"What was computed is kept in {self.folder}. Run the same command again to continue."
         return "Nothing had been computed yet."
-
-    def _path(self, name: str) -> str:
-        return f"{self.folder}/{name}"
 
     def names(self, under: str = "") -> list[str]:
         """Return the names of the files in the folder, or in a folder under it."""
         if not self.has(under):
             return []
-        paths = self.files.ls(self._path(under).rstrip("/"), False)
+        paths = self.files.ls(f"{self.folder}/{under}".rstrip("/"), False)
         return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
     def has(self, name: str) -> bool:
-        """Say whether a file is there, and so is whole."""
-        return self.files.exists(self._path(name))
+        """Whether a file exists; if it does, it is complete."""
+        return self.files.exists(f"{self.folder}/{name}")
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file so that it is there whole or not at all; the first one creates the folder and its manifest."""
-        with self.held(), self._explained(name):
+        """Write a file completely or not at all; the first one creates the folder and its manifest."""
+        with self.held(), self._clear_errors(name):
             self._lock.check()
-            if self.files.isdir(self._path(name)):
+            if self.files.isdir(f"{self.folder}/{name}"):
                 raise IsADirectoryError(f"{name} is a folder there")
-            write_through(self.files, self._path(name), content)
+            write_through(self.files, f"{self.folder}/{name}", content)
 
     @contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
+    def _clear_errors(self, name: str) -> Iterator[None]:
         """Turn an error of the file system into a sentence."""
         try:
             yield
@@ -201,61 +198,66 @@ class Store:
             ) from None
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, object]) -> None:
-        """Write tensors with a few words about them."""
+        """Write tensors with JSON about them."""
         self.write(name, seal(tensors, about))
 
     def write_json(self, name: str, value: object) -> None:
-        """Write a value."""
+        """Write a value as JSON."""
         self.write(name, seal_json(value))
 
     def read(self, name: str) -> bytes:
         """Read a file."""
         try:
-            return read_through(self.files, self._path(name))
+            return read_through(self.files, f"{self.folder}/{name}")
         except OSError as error:
             reason = error.strerror or error
-            raise InputError(f"Cannot read {self._path(name)}: {reason}. Make it readable.") from None
+            raise InputError(f"Cannot read {self.folder}/{name}: {reason}. Make it readable.") from None
 
     def read_json(self, name: str) -> Any:
-        """Read a value, or raise `Damaged`."""
+        """Read a JSON value, or raise `Damaged`."""
         return unseal_json(self.read(name))
 
     def read_tensors(self, name: str) -> SealedTensors:
-        """Read tensors and the words about them, or raise `Damaged`."""
+        """Read tensors and the JSON about them, or raise `Damaged`."""
         return unseal(self.read(name))
 
-    def usable(self, name: str, read: Callable[[str], Kept]) -> Kept | None:
-        """Return what `read` makes of a file, or None if there is none; a damaged one is removed with a warning."""
+    def usable(self, name: str, read: Callable[[str], Value]) -> Value | None:
+        """Return what `read` makes of a file, or None if it does not exist; a damaged one is removed with a warning."""
         if not self.has(name):
             return None
         try:
             return read(name)
-        except Damaged as why:
-            warnings.warn(f"Cannot use {self.folder}/{name}: {why}. Its contents will be computed again.", stacklevel=3)
+        except Damaged as error:
+            warnings.warn(
+                f"Cannot use {self.folder}/{name}: {error}. Its contents will be computed again.", stacklevel=3
+            )
             self.remove(name)
             return None
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there and can be."""
+        """Remove a file if that is possible."""
         with suppress(OSError):
-            self.files.rm(self._path(name))
+            self.files.rm(f"{self.folder}/{name}")
 
     def finish(self) -> None:
         """List the checksums of all files, as `sha256sum --check` reads them: the run is complete."""
-        apart = (CHECKSUMS, LOCK, NOTE, COMMAND, ERROR)  # they say how the run went, and change when it is run again
-        named = [name for name in self.names() if name not in apart and not self.files.isdir(self._path(name))]
-        lines = [f"{hashlib.sha256(self.read(name)).hexdigest()}  {name}\n" for name in named]
+        lines = []
+        for name in self.names():
+            # Files that say how the run went change when it is run again.
+            is_result = name not in (CHECKSUMS, LOCK, NOTE, COMMAND, ERROR)
+            if is_result and not self.files.isdir(f"{self.folder}/{name}"):
+                lines.append(f"{hashlib.sha256(self.read(name)).hexdigest()}  {name}\n")
         self.write(CHECKSUMS, "".join(lines).encode())
 
 
-def opened(folder: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str]:
+def open_folder(folder: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str]:
     """Return the file system of a folder, and its path there."""
     try:
         files, path = file_system(os.fspath(folder))
     except (ValueError, ImportError, TypeError) as error:
         raise InputError(f"Cannot write results to {folder}: {error}. Choose another folder with --out.") from None
-    kinds = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
-    if kinds & _KEEPS_NOTHING:
+    protocols = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
+    if protocols & _KEEPS_NOTHING:
         raise InputError(
             f"Cannot write results to {folder}: what is written there is gone when the command ends. Choose a folder "
             "on a disk, or an address that keeps files, with --out."
@@ -272,7 +274,7 @@ def read_manifest(files: AbstractFileSystem, folder: str) -> dict[str, Any] | No
     return None
 
 
-def _is_ours(name: str) -> bool:
+def _is_bookkeeping(name: str) -> bool:
     """Whether a file belongs to a run that has no result yet."""
     return name in (LOCK, NOTE, MANIFEST, COMMAND, ERROR, PLAN) or _PARTIAL.fullmatch(name) is not None
 
@@ -291,12 +293,21 @@ def leaves(settings: object, name: str = "") -> Iterator[tuple[str, object]]:
         yield from leaves(value, f"{name}.{key}" if name else key)
 
 
-def unequal(one: Mapping[str, object], other: Mapping[str, object]) -> dict[str, tuple[object, object]]:
-    """Return the values in which nested settings differ, by dotted name; None for one that is not there."""
-    first = dict(leaves(one))
-    second = dict(leaves(other))
-    names = sorted(first.keys() | second.keys())
-    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
+def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[object, object]]:
+    """Return the values in which nested settings differ, by dotted name; None for one that is missing."""
+    values = dict(leaves(first))
+    other_values = dict(leaves(second))
+    differences = {}
+    for name in sorted(values.keys() | other_values.keys()):
+        pair = (values.get(name), other_values.get(name))
+        if pair[0] != pair[1]:
+            differences[name] = pair
+    return differences
+
+
+def portion_folder(index: int, count: int) -> str:
+    """Return the folder of the `index`-th of `count` portions of a run, within the run's own."""
+    return f"shard-{index:04d}-of-{count:04d}"
 
 
 def write_tables(

@@ -10,16 +10,29 @@ from identikit import proof
 from identikit.errors import InputError
 from identikit.results.files import ABOUT, Damaged, unseal_record
 from identikit.results.result import saved_result
-from identikit.runs.inspect import absent_parts, complete_run, inputs_of, is_run, listed, open_run, parts_of, state
-from identikit.runs.store import CHECKSUMS, COLUMNS, COMMAND, MANIFEST, PROOF, Store, opened
+from identikit.runs.inspect import (
+    complete_run,
+    input_folders,
+    is_run,
+    list_briefly,
+    missing_portions,
+    open_run,
+    portion_folders,
+    state,
+)
+from identikit.runs.store import CHECKSUMS, COLUMNS, COMMAND, MANIFEST, PROOF, Store, open_folder
 
 FIGURES = "figures"  # the folder of the figures of `reproduce`
 _SUM = re.compile(r"([0-9a-f]{64})  ([^/\0]+)")
 
 
+Problems = Iterator[tuple[str, str]]
+"""Yields names of files, each with what is wrong with it."""
+
+
 @dataclass
-class Verified:
-    """How many files were checked in which way, and what is wrong with which."""
+class VerificationReport:
+    """How many files were checked in which way, and what is `wrong` with which."""
 
     seals: int = 0
     checksums: int = 0
@@ -28,61 +41,68 @@ class Verified:
     wrong: list[tuple[str, str]] = field(default_factory=list)
 
     def words(self) -> str:
-        """Say what was checked."""
+        """Return a sentence on what was checked."""
+        proofs = f", {self.proofs} steps of proofs in rational arithmetic" if self.proofs else ""
         return (
             f"Checked: {self.seals} sealed files, {self.checksums} files against {CHECKSUMS}, {self.tables} tables "
-            f"against {COLUMNS}{f', {self.proofs} steps of proofs in rational arithmetic' if self.proofs else ''}."
+            f"against {COLUMNS}{proofs}."
         )
 
 
-def verify(folder: str) -> Verified:
+def verify(folder: str) -> VerificationReport:
     """Check every file of a run, of its shards, of a reproduction with its inputs, or of a saved result.
 
     Nothing is computed again, so it is not checked that the numbers are those that the model gives.
     """
-    report = Verified()
-    files, path = opened(folder)
+    report = VerificationReport()
+    files, path = open_folder(folder)
     if not is_run(folder) and files.exists(f"{path}/{ABOUT}"):
         saved_result(path)  # it checks the SHA-256 of the arrays
         report.checksums += 1
         return report
-    parts = parts_of(folder)
-    if is_run(folder) or not parts:
-        _check(folder, report)
-    report.wrong += [(f"{folder.rstrip('/')}/{name}", "it is missing") for name in absent_parts(parts)]
+    portions = portion_folders(folder)
+    if is_run(folder) or not portions:
+        _check_run(folder, report)
+    report.wrong += [(f"{folder.rstrip('/')}/{name}", "it is missing") for name in missing_portions(portions)]
+    nested = [*portions.values(), *input_folders(folder)]
     figures = f"{folder.rstrip('/')}/{FIGURES}"
-    for place in (*parts.values(), *inputs_of(folder), *([figures] if is_run(figures) else [])):
+    if is_run(figures):
+        nested.append(figures)
+    for run_folder in nested:
         try:
-            _check(place, report)
-        except InputError as why:
-            report.wrong.append((place, str(why)))
+            _check_run(run_folder, report)
+        except InputError as error:
+            report.wrong.append((run_folder, str(error)))
     return report
 
 
 def unchanged_run(folder: str, doing: str) -> Store:
-    """Return the store of a complete run none of whose files has changed, to one who is `doing` something with it."""
+    """Return the store of a complete run none of whose files has changed; errors begin with what one was `doing`."""
     store = complete_run(folder, doing)
     if wrong := verify(folder).wrong:
-        file, why = wrong[0]
+        file, problem = wrong[0]
         raise InputError(
-            f"{doing}: {file} is not as it was written ({why.rstrip('.')}). Run `identikit verify {folder}`."
+            f"{doing}: {file} is not as it was written ({problem.rstrip('.')}). Run `identikit verify {folder}`."
         )
     return store
 
 
-def _check(folder: str, report: Verified) -> None:
+def _check_run(folder: str, report: VerificationReport) -> None:
     store = open_run(folder)
     run = state(folder)
     report.seals += run.sealed
     if run.missing or not (run.complete or run.damaged):
-        rest = f"{run.unit} {listed(run.missing)} are missing" if run.missing else f"{CHECKSUMS} is missing"
-        report.wrong.append((folder, f"it is not complete: {rest}; continue with `identikit resume {folder}`"))
-    checked = (*run.damaged.items(), *_command(store, report), *_checksums(store, report), *_tables(store, report))
-    report.wrong += [(f"{folder}/{name}", why) for name, why in (*checked, *_proofs(store, report))]
+        missing = f"{run.unit} {list_briefly(run.missing)} are" if run.missing else f"{CHECKSUMS} is"
+        problem = f"it is not complete: {missing} missing; continue with `identikit resume {folder}`"
+        report.wrong.append((folder, problem))
+    problems = list(run.damaged.items())
+    for check in (_check_command, _check_checksums, _check_tables, _check_proofs):
+        problems += check(store, report)
+    report.wrong += [(f"{folder}/{name}", problem) for name, problem in problems]
 
 
-def _command(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
-    """Check what `identikit resume` would run; the inputs of a reproduction have no command of their own."""
+def _check_command(store: Store, report: VerificationReport) -> Problems:
+    """Check the command that `identikit resume` would run; the inputs of a reproduction have none."""
     if "command" not in store.settings or store.folder.endswith(f"/{FIGURES}"):
         return
     if not store.has(COMMAND):
@@ -91,14 +111,14 @@ def _command(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
     report.seals += 1
     try:
         command = unseal_record(store.read(COMMAND)).get("command")
-    except (Damaged, InputError) as why:
-        yield COMMAND, str(why)
+    except (Damaged, InputError) as error:
+        yield COMMAND, str(error)
         return
     if command != store.settings["command"]:
         yield COMMAND, f"it names the command {command!r:.40}, and {MANIFEST} {store.settings['command']!r:.40}"
 
 
-def _checksums(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
+def _check_checksums(store: Store, report: VerificationReport) -> Problems:
     if not store.has(CHECKSUMS):
         return
     for line in store.read(CHECKSUMS).decode(errors="replace").splitlines():
@@ -114,23 +134,23 @@ def _checksums(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
             yield name, f"its SHA-256 is not the one in {CHECKSUMS}"
 
 
-def _proofs(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
+def _check_proofs(store: Store, report: VerificationReport) -> Problems:
     """Check every proof that a run kept."""
     start, end = PROOF.split("{}")
     for name in store.names():
         if name.startswith(start) and name.endswith(end):
             try:
                 slacks = [slack for *_, slack in proof.check(store.read(name).decode())]
-            except (proof.Refused, UnicodeDecodeError) as why:
-                yield name, str(why)
+            except (proof.Refused, UnicodeDecodeError) as error:
+                yield name, str(error)
                 continue
             report.proofs += len(slacks)
             if min(slacks, default=-1) < 0:
                 yield name, f"{sum(slack < 0 for slack in slacks)} of its {len(slacks)} steps are not proven"
 
 
-def _tables(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
-    """Check that tables have the columns that `columns.json` describes, of these types, and no undue gaps."""
+def _check_tables(store: Store, report: VerificationReport) -> Problems:
+    """Check that tables have the columns and types of `columns.json`, and no unexpected missing values."""
     try:
         described = json.loads(store.read(COLUMNS)) if store.has(COLUMNS) else {}
         tables = {str(table): dict(columns) for table, columns in described.items()}
@@ -143,8 +163,8 @@ def _tables(store: Store, report: Verified) -> Iterator[tuple[str, str]]:
             yield name, f"it is missing, and {COLUMNS} describes it"
             continue
         report.tables += 1
-        if why := _table_flaw(store.read(name), columns):
-            yield name, why
+        if flaw := _table_flaw(store.read(name), columns):
+            yield name, flaw
 
 
 def _table_flaw(content: bytes, columns: dict[str, object]) -> str | None:

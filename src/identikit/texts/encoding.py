@@ -39,7 +39,8 @@ def encode(
     Only the start of a long text is tokenised, if that has twice as many tokens as may be kept; a text that needs more
     than that is refused beyond ten million characters.
 
-    `images` reads texts with images in them; None: the model reads none.
+    `images` reads texts with images in them; None: the model reads none. A text that was encoded before is returned as
+    it is.
     """
     labelled = label_texts(texts, what)
     room = token_limit(limit, max_tokens, truncate)
@@ -58,6 +59,8 @@ def label_texts(texts: object, what: str) -> list[tuple[str, Any]]:
 def _encode_one(
     tokenizer: PreTrainedTokenizerBase, name: str, text: Any, room: "TokenLimit", images: "ImageTextEncoder | None"
 ) -> EncodedText:
+    if isinstance(text, EncodedText):
+        return text
     if images is not None and images.accepts(text):
         return images.encode(name, text, room)
     if images is None and any(map(is_image, text if isinstance(text, tuple) else (text,))):

@@ -119,6 +119,15 @@ class EncodedText:
             source=None if self.source is None else self.source.batch(),
         )
 
+    @property
+    def is_tokens_only(self) -> bool:
+        """Whether tokens are all that the model reads: no image or sound, and no second text."""
+        return bool(self.ids) and self.images is None and self.source is None
+
+
+AnyText = Text | EncodedText
+"""A text as it was given, or one that was encoded before."""
+
 
 @dataclass(frozen=True, eq=False)
 class TokenBatch:

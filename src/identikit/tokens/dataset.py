@@ -14,7 +14,7 @@ from identikit.results.table import texts_table
 from identikit.runs.run import Numbers, Run, Stored, restored_row
 from identikit.runs.store import write_tables
 from identikit.shapes import Tensor
-from identikit.texts.text import EncodedText, Text
+from identikit.texts.text import AnyText, EncodedText
 from identikit.tokens.continuation import check_continues
 from identikit.tokens.experiments import EXPERIMENTS, Experiment, Rate, run_experiment
 from identikit.tokens.invert import Inversion, InversionOptions, token_words
@@ -49,7 +49,7 @@ class IdentifiabilityOptions:
 class TextStates:
     """The hidden vectors of texts, read once per process and model."""
 
-    texts: tuple[Text, ...]
+    texts: tuple[AnyText, ...]
     truncate: bool = False
     max_tokens: int | None = None
     _read: dict[str, HiddenStates] = field(default_factory=dict, compare=False, repr=False)
@@ -93,19 +93,21 @@ class IdentifiabilityJob:
         return self.__dict__ | {"progress": silent}  # a bar stays in its process
 
 
-def identifiability_rates(model: Model, texts: list[Text], run: Run, options: IdentifiabilityOptions) -> list[Rate]:
+def identifiability_rates(
+    model: Model, texts: Sequence[AnyText], run: Run, options: IdentifiabilityOptions
+) -> list[Rate]:
     """Run an experiment over a dataset, map by map and layer by layer, and return what was measured."""
     states = TextStates(tuple(texts), options.truncate, options.max_tokens)
     settings = Settings(folds=options.folds, seed=options.seed)
     job = IdentifiabilityJob(states, EXPERIMENTS[options.experiment], options.distances, settings)
     parts = {f"{kind}-{layer}": (kind, (layer,)) for kind in options.maps for layer in range(model.n_layers)}
-    rows_by_part = run.parts(model, job, parts, what="maps", before=lambda: states.of(model, run.progress))
+    rows_by_part = run.parts(model, job, parts, what="maps", prepare=lambda: states.of(model, run.progress))
     rows = [restored_row(row) for rows in rows_by_part for row in rows]
     return [Rate(**row)._replace(model=model.name) for row in rows]  # it may have been renamed since a part was kept
 
 
 def identifiability_tables(
-    model: Model, texts: Iterable[Text], run: Run, options: IdentifiabilityOptions
+    model: Model, texts: Iterable[AnyText], run: Run, options: IdentifiabilityOptions
 ) -> dict[str, "DataFrame"]:
     """Run an experiment over a dataset into a run's folder; `tables.TOKENS` describes its tables.
 
@@ -146,7 +148,7 @@ class InversionJob:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_inversions": {}}  # not sent to other processes
 
-    def compute(self, model: Model, task: list[Text], progress: Progress) -> dict[str, Tensor]:
+    def compute(self, model: Model, task: list[AnyText], progress: Progress) -> dict[str, Tensor]:
         """Return arrays (position, aim), with the noises of a layer one after another."""
         if model.fingerprint not in self._inversions:
             self._inversions[model.fingerprint] = Inversion.of(model, self.options, steps=0, depth=model.n_layers)
@@ -166,7 +168,7 @@ class InversionJob:
 
 
 def inversion_tables(
-    model: Model, texts: Iterable[Text], run: Run, options: InversionOptions
+    model: Model, texts: Iterable[AnyText], run: Run, options: InversionOptions
 ) -> dict[str, "DataFrame"]:
     """Invert every token of a dataset into a run's folder; `tables.INVERSION` describes the tables.
 
@@ -186,15 +188,15 @@ def inversion_tables(
     return tables
 
 
-def inverted(model: Model, texts: list[Text], run: Run, options: InversionOptions) -> Numbers:
+def inverted(model: Model, texts: Sequence[AnyText], run: Run, options: InversionOptions) -> Numbers:
     """Invert every token of all texts; return the numbers with a row per token."""
     check_continues(model)
     encoded = model.encode(texts, truncate=options.truncate, max_tokens=options.max_tokens)
 
-    def before(missing: list[int]) -> None:
-        Inversion.of(model, options, steps=sum(missing), depth=model.n_layers)  # it warns if that takes long
+    def warn_of_duration(lengths: list[int]) -> None:
+        Inversion.of(model, options, steps=sum(lengths), depth=model.n_layers)  # it warns if that takes long
 
-    return run.texts(model, InversionJob(options), texts, encoded, before=before)
+    return run.texts(model, InversionJob(options), texts, encoded, prepare=warn_of_duration)
 
 
 def _token_table(
