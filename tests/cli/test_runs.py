@@ -353,14 +353,14 @@ def test_the_page_on_runs_names_commands_and_options_that_there_are():
 def test_every_text_is_tokenised_once(
     command: str, options: list[str], compute: Compute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    tokenised: list[tuple[str, ...]] = []
-    tokenize = encoding._tokenize
+    tokenised: list[str] = []
+    tokenize = encoding.tokenize
 
-    def counting(tokenizer: Any, texts: tuple[str, ...], *arguments: Any) -> Any:
-        tokenised.append(texts)
-        return tokenize(tokenizer, texts, *arguments)
+    def counting(tokenizer: Any, *strings: str, **tokenizer_options: Any) -> Any:
+        tokenised.extend(strings)
+        return tokenize(tokenizer, *strings, **tokenizer_options)
 
-    monkeypatch.setattr(encoding, "_tokenize", counting)
+    monkeypatch.setattr(encoding, "tokenize", counting)
     assert compute(command, tmp_path / "run", *options).status == 0
-    texts = [read for read in tokenised if len(read[0].split()) == 6]
+    texts = [text for text in tokenised if len(text.split()) == 6]
     assert len(texts) == len(set(texts)) == 21

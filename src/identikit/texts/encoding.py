@@ -39,8 +39,7 @@ def encode(
     Only the start of a long text is tokenised, if that has twice as many tokens as may be kept; a text that needs more
     than that is refused beyond ten million characters.
 
-    `images` reads texts with images in them; None: the model reads none. A text that was encoded before is returned as
-    it is.
+    `images` reads texts with images in them; None: the model reads none. An encoded text is returned as it is.
     """
     labelled = label_texts(texts, what)
     room = token_limit(limit, max_tokens, truncate)
