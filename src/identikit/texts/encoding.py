@@ -41,9 +41,8 @@ def encode(
 
     `images` reads texts with images in them; None: the model reads none. An encoded text is returned as it is.
     """
-    labelled = label_texts(texts, what)
     room = token_limit(limit, max_tokens, truncate)
-    return [_encode_one(tokenizer, name, text, room, images) for name, text in labelled]
+    return [_encode_one(tokenizer, name, text, room, images) for name, text in label_texts(texts, what)]
 
 
 def label_texts(texts: object, what: str) -> list[tuple[str, Any]]:
