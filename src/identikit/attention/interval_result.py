@@ -128,7 +128,7 @@ class AttentionIntervals(ProvableResult):
         return super().words()
 
     def describe(self) -> str:
-        """Say how much of the attention is determined by the output, and which edge is most free."""
+        """Return how much of the attention is determined by the output, and which edge is most free."""
         has = self.source.dims
         gap = self.gap if "gap" in has else torch.zeros_like(self.raw)
         unbounded = int(gap.isnan().sum())
@@ -296,7 +296,7 @@ class AlternativeAttention(Result):
         return Change(*self.about["output_change"])
 
     def describe(self) -> str:
-        """Say how far the weight went that was asked for, or the one that moved most, and what it did to the output."""
+        """Return how far the requested weight went, or the one that moved most, and what that did to the output."""
         key = self.axis("key")
         dtype = self.provenance.dtype
         toward = self.about.get("toward")

@@ -326,7 +326,7 @@ class EffectiveAttention(Result):
         return self.source
 
     def describe(self) -> str:
-        """Say how much of the attention is determined by the output, and how closely effective attention follows."""
+        """Return how much of the attention is determined by the output, and how closely effective attention follows."""
         if "rank" not in self.source.dims:
             return self._edges()
         null = self.null_dim

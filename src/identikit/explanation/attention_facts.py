@@ -245,7 +245,7 @@ def group_mass(
 
 
 def is_sink(raw: Float[Tensor, "*layers"], even: Float[Tensor, "*layers"]) -> Bool[Tensor, "*layers"]:
-    """Mark where a token's mean attention makes it a sink, given what equal weights would give it."""
+    """Return where a token's mean attention makes it a sink, compared with what equal weights would give it."""
     return (raw > SINK) & (raw > _EVEN * even)
 
 

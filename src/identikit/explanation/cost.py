@@ -36,7 +36,7 @@ class AnalysisCost:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a model and a text of `tokens` tokens take: bytes of weights by format, of the process, of each analysis."""
+    """The bytes that a model and a text of `tokens` tokens take: weights by format, the process, and each analysis."""
 
     model: str
     tokens: int

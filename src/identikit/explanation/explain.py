@@ -61,23 +61,22 @@ def explain(
     progress: Watched = None,
     ready: Ready | None = None,
 ) -> Explanation:
-    """Answer the three questions for a model on a text; without one, on the sample text that comes with the package.
+    """Answer the three questions for a model on a text; without a text, on the sample that comes with the package.
 
-    - `probes`: how many random directions attribution is estimated from, or "exact"; left out, it is exact
-      for a short text, and for a longer one estimated from as many as take some seconds, by the sizes of text and model
-    - `maps`: what tokens are recovered with: the result of `token_identifiability` on texts of your own; left out,
-      ridge maps fitted once to the sample texts
-    - `measures`: also read attention in these ways, and say how much of each is determined: names that
-      `attention_measure` knows (through layers, of the last), and "roles" for `head_scores`. They are in `readings`
-    - `target`: also say which tokens an output comes from: a next token, a class, "prediction", a pair of these that is
-      one against another, or any other target of `token_attribution`, whose result has every token. Measures such as
-      "gradient", "relevance" and "logit" are of it
-    - `seconds`: about how long the whole call may take, but for what is done once for a model (fitting maps) or on a
-      machine (compiling). Of a long text as many layers are read as fit, spread evenly; attribution that would take
-      longer is left out, or given up at twice the limit; and rows of attention are bounded, in random order, in what is
-      left of it, or in half of it.
-      The verdict says what was left out. None: all of it
-    - `ready`: called once with what is known before attribution, and in about how many seconds the rest will be
+    - `probes`: how many random directions attribution is estimated from, or "exact"; by default it is exact for a short
+      text, and for a longer one estimated from as many directions as take some seconds
+    - `maps`: the maps that tokens are recovered with: the result of `token_identifiability` on texts of your own; by
+      default ridge maps, fitted once to the sample texts
+    - `measures`: further readings of attention, each with how much of it is determined: names that `attention_measure`
+      knows (through layers, of the last), and "roles" for `head_scores`. They are in `readings`
+    - `target`: also explain which tokens an output comes from: a next token, a class, "prediction", a pair of these
+      (one against the other), or any other target of `token_attribution`, whose result has every token. Measures such
+      as "gradient", "relevance" and "logit" need it
+    - `seconds`: about how long the call may take, without what happens once per model (fitting maps) or per machine
+      (compiling). Of a long text only as many layers are read as fit, spread evenly. Attribution that would take longer
+      is left out, or stopped at twice the limit. Rows of attention are bounded in random order in the time that is
+      left, or in half of it. The verdict says what was left out. None: no limit
+    - `ready`: called once with the answers that come before attribution, and in about how many seconds the rest follows
     """
     model = checked_model(model)
     progress = function("progress", progress)

@@ -38,7 +38,7 @@ BEST = "best found"
 WORST = "worst found"
 _DRAWS = 5  # of the random baseline in each text
 _SOURCES = 3  # fewer sources of an output have no ranking worth a test
-_PROBES = 32  # random directions of token attribution, where nothing else is said
+_PROBES = 32  # random directions of token attribution by default
 _DEPTHS = 6  # numbers of shuffled layers, at most
 
 

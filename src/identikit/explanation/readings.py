@@ -141,7 +141,7 @@ def _role_facts(scores: HeadScores) -> dict[str, object]:
 
 
 def reading_blocks(explanation: Explanation) -> Iterator[Block]:
-    """Yield which readings of attention can be trusted; nothing where none was asked for."""
+    """Yield which readings of attention can be trusted; nothing if no measures were requested."""
     readings = explanation.about.get("readings", {})
     if not readings:
         return

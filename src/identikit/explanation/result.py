@@ -41,7 +41,7 @@ def _by_layer(meaning: str, values: str = "0 to 1") -> Measure:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Explanation(Result):
-    """What can be said about a model on one text: the answers to all three questions.
+    """The answers to all three questions about a model on one text.
 
     An alternative is other attention with the same head output. What all alternatives share is determined by the
     output, and the rest is free. Arrays by layer are means over rows; `special_…` is the weight on special tokens, or
@@ -49,14 +49,14 @@ class Explanation(Result):
     free rows were bounded, and NaN where none was. `…_least` and `…_most` enclose it, also where no free row was
     bounded.
 
-    `about` has what is said beyond these: `certain` (what is determined overall, and how many rows were bounded), what
-    would be with `shuffled` values, the `causes` of freedom,
-    the `sinks`, what a `learned_sink` takes by layer, in what share of a layer's rows the rank is `unsure`, the edges
-    that are `least_certain`, and those whose effective weight is `outside` the interval.
+    `about` holds further facts: `certain` (how much is determined overall, and how many rows were bounded), how much
+    would be with `shuffled` values, the `causes` of freedom, the `sinks`, what a `learned_sink` takes by layer, in what
+    share of a layer's rows the rank is `unsure`, the edges that are `least_certain`, and those whose effective weight
+    is `outside` the interval.
 
     `attention`, `identity` and `attribution` are the Results these were read from, or `Unavailable` with a reason;
-    `bounded` has the rows of attention that were bounded, each with its intervals. `readings` has what `measures=`
-    asked for, by name, and `about["readings"]` the facts about each.
+    `bounded` has the rows of attention that were bounded, each with its intervals. `readings` has the results of
+    `measures=` by name, and `about["readings"]` the facts about each.
     """
 
     attention: EffectiveAttention | Unavailable = NOT_COMPUTED

@@ -23,7 +23,7 @@ _GIVEN_UP = 2.0  # times the limit, after which attribution is stopped
 
 @dataclass
 class TimeLimit:
-    """How long a call may take, counted from `started` on the monotonic clock; None: as long as it takes."""
+    """How many seconds a call may take, counted from `started` on the monotonic clock; None: no limit."""
 
     seconds: float | None
     started: float = field(default_factory=time.monotonic)
@@ -106,7 +106,7 @@ class PendingAttribution:
 def plan_attribution(reading: TextRun, probes: int | str | None, limit: TimeLimit) -> PendingAttribution:
     """Choose how to attribute a text, and reserve the time that it takes; leave it out where it does not fit.
 
-    What takes only some seconds is computed whatever the clock says, and so is what a caller asked for by `probes`.
+    Attribution of a few seconds is computed whatever the clock says, and so is what a caller requests by `probes`.
     """
     model = reading.model
     n = len(reading.tokens)

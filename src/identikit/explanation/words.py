@@ -20,7 +20,7 @@ ALL_SOURCES = "`to_dict()` has all"
 
 
 def verdict(explanation: Explanation) -> Document:
-    """Return what an explanation says: of the model and the text, the three questions, readings, and an output."""
+    """Return all of an explanation: model and text, the three questions, readings, and an output."""
     return Document(opening(explanation).blocks + rest(explanation).blocks)
 
 
@@ -217,7 +217,7 @@ def _listed(tokens: Sequence[Sources]) -> tuple[str, Sequence[Sources]]:
 
 
 def _outputs(explanation: Explanation) -> Iterator[Block]:
-    """Yield where each output comes from; nothing where none was asked for."""
+    """Yield where each output comes from; nothing if no target was given."""
     outputs = explanation.about.get("output", ())
     if outputs:
         yield Heading("Where does the output come from?")

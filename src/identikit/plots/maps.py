@@ -98,9 +98,9 @@ def head_maps(
     """Draw maps of one head side by side, on one diverging scale with one colour bar; return their axes.
 
     `maps` are any of raw, effective and null, and with `intervals` of lower, upper and width (upper − lower); by
-    default all of them. If asked for, "simplex" is the alternative of least norm, which needs the
-    model. Keys that a query cannot see, and intervals that were not computed, are hatched, not zero. Of a text with
-    more than 512 tokens, a cell is the largest of several weights, and the label says of how many.
+    default all of them. "simplex", which needs the model, is the alternative of least norm. Keys that a query cannot
+    see, and intervals that were not computed, are hatched, not zero. Of a text with more than 512 tokens, a cell is the
+    largest of several weights, and the label says of how many.
     """
     if maps is None:
         maps = _MAPS if intervals is None else _MAPS + _BOUNDS

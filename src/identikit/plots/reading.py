@@ -1,4 +1,4 @@
-"""How plots read a Result: only the arrays that they draw, with a clear message where axes are left to select."""
+"""How plots read a Result: only the arrays that they draw, with a clear message if an axis has to be selected."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

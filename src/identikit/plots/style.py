@@ -92,7 +92,7 @@ _CYCLE = [
 
 
 def styles(labels: Iterable[tuple[Hashable, str]]) -> dict[tuple[Hashable, ...], Style]:
-    """Give each series, in order, its own colour, marker and line; there are six."""
+    """Return a colour, marker and line of its own for each series, in order; there are six."""
     return {(key,): Style(label, *look) for (key, label), look in zip(dict(labels).items(), _CYCLE, strict=False)}
 
 
@@ -136,7 +136,7 @@ def sheet_of(axes: Axes) -> Figure:
 
 
 def percent(axis: Axis) -> None:
-    """Write an axis of shares in per cent; the unit belongs in the axis label."""
+    """Write the ticks of an axis of shares in per cent; the unit belongs in the axis label."""
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{round(100 * share, 9):g}"))
 
 

@@ -131,7 +131,7 @@ def _recovery(
 
 
 def _losses(axes: Axes, lost: NDArray[np.bool_], winners: Cells) -> None:
-    """Write what won into lost cells, level or upright as it fits, or a cross where it does not."""
+    """Write the winning token into lost cells, level or upright as it fits, or a cross where it does not."""
     points = 72 / sheet_of(axes).dpi
     wide = axes.bbox.width * points / lost.shape[1]
     high = axes.bbox.height * points / lost.shape[0]

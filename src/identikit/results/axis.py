@@ -49,7 +49,7 @@ class Axis:
 
     @property
     def plural(self) -> str:
-        """What several entries of the axis are called."""
+        """The plural of the name."""
         return f"{self.name[:-1]}ies" if self.name in ("query", "quantity") else f"{self.name}s"
 
     @property

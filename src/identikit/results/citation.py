@@ -1,4 +1,4 @@
-"""How to cite what a result rests on: `cite`."""
+"""What to cite for a result: `cite`."""
 
 from identikit.version import __version__
 

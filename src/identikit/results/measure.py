@@ -46,7 +46,7 @@ class Measure(ReadOnly):
     - `words`: how pieces are gathered into words along axes of tokens: "sum", "mean", "all" or "min"; None: it exists
       only for pieces
     - `over_texts`: how a dataset's table of heads gathers it over a head's rows, "mean"; None: it has no column
-    - `on_request`: it is costly, and made only where it is asked for by name
+    - `on_request`: it is costly, and made only when it is read by name
     - `owner`: the class that declares it; a pickle holds only that and the name
     """
 
@@ -108,7 +108,7 @@ class OptionalAttribute(Measure):
 
 
 class Declared(TypedDict, total=False):
-    """What a declaration can say beside axes and meaning; see `Measure`."""
+    """The options of a declaration; see `Measure`."""
 
     name: str
     label: str

@@ -18,7 +18,7 @@ class Patch:
     """A token of an image: its position in the text, and what it shows of the picture, in pixels.
 
     - `row`, `column`: as in its name
-    - `overview`: it is of the whole picture, made smaller, beside tiles of it
+    - `overview`: it shows the whole picture, made smaller, beside tiles of it
     - `box`: left, top, right, bottom
     """
 

@@ -58,7 +58,7 @@ class Result(ABC):
     about: Mapping[str, Any] = NO_FACTS
 
     kind: ClassVar[str]
-    """What a result of this class is called."""
+    """The name of this kind of result."""
 
     main: ClassVar[tuple[str, ...]]
     """The arrays of a table, which share their axes."""
@@ -113,7 +113,7 @@ class Result(ABC):
 
     @property
     def a_kind(self) -> str:
-        """What the result is, with an article."""
+        """The kind of the result, with an article."""
         return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind} result"
 
     @property
@@ -127,7 +127,7 @@ class Result(ABC):
 
     @property
     def model_name(self) -> str:
-        """What the model is called."""
+        """The name of the model."""
         return self.provenance.model
 
     def sel(self: R, **selection: Index) -> R:

@@ -126,7 +126,7 @@ class TokenIdentifiability(Result):
         return cls(numbers.axes, numbers.source, numbers.provenance, numbers.about, maps, trials)
 
     def describe(self) -> str:
-        """Say how many tokens each kind of map recovers, in the first and in the last layer."""
+        """Return how many tokens each kind of map recovers, in the first and in the last layer."""
         rates: Any = self.rates
         same_layer = rates[rates["layer"] == rates["test_layer"]]
         if same_layer.empty:
@@ -219,7 +219,7 @@ class IdentityMap(Result):
         return tuple(tuple(self.tokens[place] for place in row) for row in self.read("winner").tolist())
 
     def describe(self) -> str:
-        """Say how many of the tokens are still themselves, layer by layer."""
+        """Return how many of the tokens are still themselves, layer by layer."""
         axis = self.axis("layer")
         shares = self.recovered.double().reshape(len(axis), -1).mean(1).tolist()
         how = f"{self.map} maps, {self.distance} distance"
@@ -309,7 +309,7 @@ class TokenInversion(Result):
         return frame.assign(**{f"{name}_token": column for name, column in words.items()})
 
     def describe(self) -> str:
-        """Say how many tokens are recovered in each layer, and which was the closest call."""
+        """Return how many tokens are recovered in each layer, and which was the closest call."""
         prefix = "with the true prefix given" if self.prefix == "given" else "each winner appended"
         how = f"{self.distance} distance, {prefix}"
         if self.noise:
