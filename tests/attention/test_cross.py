@@ -26,7 +26,7 @@ def attention(request) -> Any:
 
 
 def projection(attention: Any, layer: int, head: int) -> np.ndarray:
-    return attention.captured().reading.model.projection(layer)[head].double().numpy()
+    return attention.captured().text_run.model.projection(layer)[head].double().numpy()
 
 
 def test_effective_attention_is_that_of_least_norm(attention):
@@ -69,7 +69,7 @@ def test_groups_are_of_source_tokens(attention):
 def test_scores_of_heads_are_their_definitions(attention):
     found = ik.head_scores(attention)
     assert found.scores == ("first", "special", "same token", "sink rate")
-    batch = attention.captured().reading.batch
+    batch = attention.captured().text_run.batch
     ids, keys = batch.ids[0].tolist(), batch.source.ids[0].tolist()
     assert len({*ids} & {*keys}) > 2
     for at, score in enumerate(found.scores[:3]):
@@ -107,7 +107,7 @@ def test_measures_are_their_definitions(attention):
 
 def test_gradients_are_of_the_next_target_token(attention):
     found = ik.attention_measure(attention, name="gradient")
-    reading = attention.captured().reading
+    reading = attention.captured().text_run
     logits = reading.model.trace(reading.batch).logits[0, -1]
     assert found.about["target"] == f"next token {reading.model.tokenizer.decode([int(logits.argmax())])!r}"
     strongest = torch.unravel_index(found.raw.abs().argmax(), found.raw.shape)
@@ -155,7 +155,7 @@ def test_tables_words_files_and_proofs(attention, tmp_path):
 
 def test_a_mask_too_long_to_hold_is_read_row_by_row(attention, monkeypatch):
     monkeypatch.setattr("identikit.models.taps.tap.LONGEST_MASK", 4)
-    model = attention.captured().reading.model.encoder
+    model = attention.captured().text_run.model.encoder
     found = ik.effective_attention(model, SOURCE, target=TARGET, attention="cross")
     assert isinstance(found.captured().layers[0].call.mask, RowMask)
     torch.testing.assert_close(found.raw, attention.raw)

@@ -182,7 +182,7 @@ READ = ("attention", "value norm", "output share", "mean", "norm", "rollout")
 def test_readings_of_tensors_are_those_of_the_model(pair, name):
     attention, tensors = pair
     given = ik.attention_from(**some(tensors, "queries", "keys", "scaling"), tokens=attention.tokens)
-    reading = attention.captured().reading
+    reading = attention.captured().text_run
     expected = ik.attention_measure(reading.model, reading.text, name)
     for found in (ik.attention_measure(given, name=name), ik.attention_measure(attention, name=name)):
         for array in ("raw", "effective", "lower", "upper", "certain_share"):
@@ -253,7 +253,7 @@ def test_a_changed_model_is_not_differentiated():
 def test_cross_attention_has_keys_of_another_text(name: str):
     model = tiny.two_stacks(name)
     own = ik.effective_attention(model, "w5 w6 w7 w9 w10 w11 w12 w13 w14", target="w8 w9 w5", attention="cross")
-    reading = own.captured().reading
+    reading = own.captured().text_run
     calls = [layer.call for layer in own.captured().layers]
     tensors = {
         "values": torch.cat([call.value for call in calls]),

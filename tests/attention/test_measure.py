@@ -143,7 +143,7 @@ def test_what_an_edge_adds_to_a_logit_is_its_definition(name: str, norm: str, ep
     model = model_of(name)
     found = ik.attention_measure(model, TEXT, "logit", target="w9")
     attention = attention_of(name)
-    stream = attention.captured().reading.trace.hidden[-1][0].numpy()
+    stream = attention.captured().text_run.trace.hidden[-1][0].numpy()
     last = getattr(model.hf.base_model, norm)
     unembedding = model.hf.get_output_embeddings().weight[9].detach().numpy()
     gain = last.weight.detach().numpy()
@@ -157,7 +157,7 @@ def test_what_an_edge_adds_to_a_logit_is_its_definition(name: str, norm: str, ep
 @cache
 def literal_parts(name: str) -> list[tuple]:
     """What goes into a layer's sum and its norms: values, projections, residual, and norms as (whole, gain, eps)."""
-    trace = attention_of(name).captured().reading.trace
+    trace = attention_of(name).captured().text_run.trace
     found = []
     for layer in range(3):
         values, projections = of_layer(name, layer)
@@ -212,7 +212,7 @@ def test_readings_with_the_residual_are_their_definitions(name: str, reading: st
 )
 def test_the_sum_holds_the_projections_bias_wherever_the_feed_forward_part_stands(name: str, projection: str):
     """Beside attention (GPT-NeoX; Falcon adds to it in place), or on vectors without a batch (OPT)."""
-    reading = ik.effective_attention(tiny.shared(name, dtype=torch.float64), TEXT).captured().reading
+    reading = ik.effective_attention(tiny.shared(name, dtype=torch.float64), TEXT).captured().text_run
     run = watched_run(reading)
     for at, block in enumerate(reading.model.blocks):
         layer = Layer.of(reading, at, range(reading.model.n_heads), USUAL)

@@ -24,7 +24,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 def changed_by_hand(attention: EffectiveAttention, weights: torch.Tensor) -> tuple[float, float | None]:
     """Run the model with one head's whole map replaced: the largest change of the last hidden vectors and of logits."""
-    reading = attention.captured().reading
+    reading = attention.captured().text_run
 
     def visit(call: AttentionCall) -> torch.Tensor | None:
         if call.layer != WHERE["layer"]:
@@ -76,7 +76,7 @@ def test_heads_of_several_layers_are_switched_off_together(model: Model):
         output[0, [1, 3]] = 0
         return output
 
-    reading = attention.captured().reading
+    reading = attention.captured().text_run
     before = reading.model.trace(reading.batch).hidden[-1]
     after = reading.model.trace(reading.batch, visit).hidden[-1]
     expected = float((after - before).abs().max() / before.abs().max())
@@ -101,7 +101,7 @@ def test_weights_on_keys_that_are_not_seen_are_refused():
 
 def test_what_attention_is_made_from_is_what_the_tap_saw(model: Model):
     attention = ik.effective_attention(model, TEXTS[0])
-    reading = attention.captured().reading
+    reading = attention.captured().text_run
     for layer, call in reading.calls.items():
         part = attention.sel(layer=layer)
         assert torch.equal(part.q, call.query[0])

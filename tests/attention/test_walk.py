@@ -26,7 +26,7 @@ def small(decoder_layers: int) -> Any:
 
 def calls_of(attention: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
     """Return the calls of the encoder, and of both attentions of each block of the decoder."""
-    reading = attention.captured().reading
+    reading = attention.captured().text_run
     encoder = reading.model.encoder
     source = rerun_with(reading, encoder, reading.batch.source)
     own, cross = (

@@ -42,7 +42,7 @@ def test_raw_attention_is_the_modules_own(name: str, attention: str):
     found = read(model, name, attention)
     assert found.verify().hidden < 1e-12
     assert state_of(whole) == before
-    batch = found.captured().reading.batch
+    batch = found.captured().text_run.batch
     arguments = model_for_attention(model, attention).arguments(batch)
     whole.set_attn_implementation("eager")
     with torch.no_grad():
@@ -147,8 +147,8 @@ def test_a_target_is_shifted_as_in_training(name: str, start: int | None, expect
     if start is not None and name != "bart":
         labels = torch.tensor([tiny.tokenizer()("w8 w9").input_ids])
         shifted = model.full_model.prepare_decoder_input_ids_from_labels(labels)  # pyright: ignore
-        assert found.captured().reading.batch.ids.tolist() == shifted.tolist()  # pyright: ignore
-    ids = found.captured().reading.batch.ids[0].tolist()  # pyright: ignore[reportOptionalSubscript]
+        assert found.captured().text_run.batch.ids.tolist() == shifted.tolist()  # pyright: ignore
+    ids = found.captured().text_run.batch.ids[0].tolist()  # pyright: ignore[reportOptionalSubscript]
     again = ik.effective_attention(model, SOURCE, target=ids, attention="cross")
     assert torch.equal(again.raw, found.raw) and again.tokens == found.tokens
 
@@ -172,7 +172,7 @@ def test_a_model_continues_greedily(name: str):
     assert state_of(whole) == before
     side = model_for_attention(model, "cross")
     assert isinstance(side, DecoderModel)
-    batch = found.captured().reading.batch
+    batch = found.captured().text_run.batch
     assert batch.ids is not None
     (given,) = model.encode(source)
     ids = [58, 59] if name == "whisper" else [whole.config.decoder_start_token_id]

@@ -63,7 +63,7 @@ def test_it_is_said(attention):
     late = str(attention.intervals(seconds=1e-9))
     assert "At least 0 of 7 target tokens" in late
     assert "is not decided" in str(attention.intervals(query=first, seconds=1e-9))
-    whole = ik.effective_attention(attention.captured().reading.model.encoder, "w5 w6").intervals()
+    whole = ik.effective_attention(attention.captured().text_run.model.encoder, "w5 w6").intervals()
     assert "target token" not in str(whole)
 
 

@@ -23,7 +23,7 @@ RowIndex = tuple[int, int, int]
 class Captured:
     """The captured attention of one text, layer by layer, and the measures that can be computed from it."""
 
-    reading: TextRun
+    text_run: TextRun
     layers: tuple[Layer, ...]
     measures: Mapping[str, Measure] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ class Captured:
                 return layer.output_with_effective(call, at.heads, at.queries)
             return layer.output_with(call, weights[order], at)
 
-        return self.reading.changed_by(changed_output)
+        return self.text_run.changed_by(changed_output)
 
     def rows(self, row_indices: Sequence[RowIndex], *, moving: bool = False) -> Rows:
         """Return rows with the sets of attention that give them their outputs; see `Layer.rows`."""

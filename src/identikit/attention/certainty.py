@@ -76,7 +76,7 @@ def certainty(attention: EffectiveAttention, rows: int | str, seed: int) -> dict
 
 def token_groups(attention: EffectiveAttention) -> dict[str, list[int]]:
     """Return the positions of each of the `GROUPS`; a group that the text does not have has none."""
-    types = token_types(attention.captured().reading.model.tokenizer, attention.keys)
+    types = token_types(attention.captured().text_run.model.tokenizer, attention.keys)
     groups: dict[str, list[int]] = {name: [] for name in GROUPS}
     groups["first"] = [0]
     for position, (kind, special) in enumerate(zip(types, attention.text_of("key")["special"], strict=True)):

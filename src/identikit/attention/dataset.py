@@ -206,7 +206,7 @@ def _rows_proof(attention: EffectiveAttention, rows: int, seed: int) -> bytes:
 def attention_statistics(
     model: Model, texts: Sequence[AnyText], run: Run, options: AttentionOptions, *, only_intervals: bool = False
 ) -> dict[str, Tensor]:
-    """Gather the readings of each text, for `frames` and `certainty.frames`; this needs no pandas.
+    """Gather the numbers of each text, for `frames` and `certainty.frames`; this needs no pandas.
 
     `layers` are the numbers of the layers that attend.
     """

@@ -72,7 +72,7 @@ def effective_attention(
 
 def attention_of(captured: Captured) -> EffectiveAttention:
     """Return captured attention as a Result; its arrays are computed when they are read."""
-    text_run = captured.reading
+    text_run = captured.text_run
     model = text_run.model
     first = captured.layers[0]
     options = first.options
@@ -140,9 +140,9 @@ def selected_capture(attention: EffectiveAttention, caller: str, other_arguments
                 "Select its layers and heads with sel()."
             )
     layer_axis, head_axis, query_axis, key_axis = attention.axes
-    if query_axis.tokens != captured.reading.tokens or key_axis.tokens != captured.reading.keys:
+    if query_axis.tokens != captured.text_run.tokens or key_axis.tokens != captured.text_run.keys:
         raise InputError(f"{caller} reads whole rows: select layers and heads of the attention, not queries or keys.")
     layers = [captured.layers[index] for index in layer_axis.source_indices]
     if len(head_axis) < len(captured.head_numbers):
-        layers = [Layer.of(captured.reading, layer.call.layer, head_axis.values, layer.options) for layer in layers]
+        layers = [Layer.of(captured.text_run, layer.call.layer, head_axis.values, layer.options) for layer in layers]
     return replace(captured, layers=tuple(layers))

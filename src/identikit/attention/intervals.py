@@ -217,7 +217,7 @@ def bounds_of(
         started += compiling
         deadline += compiling
     rows = captured.rows(row_indices, moving=bounding.epsilon > 0)
-    n = len(captured.reading.keys)
+    n = len(captured.text_run.keys)
     if bounding.epsilon:
         rows = rows._replace(free=rows.visible.sum(-1) > 1)  # the output may move, so every such row can
     sink = rows.attention.shape[1] - n  # one more key, which is not an edge

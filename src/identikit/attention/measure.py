@@ -58,7 +58,7 @@ def attention_measure(
     truncate: bool = False,
     progress: Watched = None,
 ) -> AttentionMeasure:
-    """Read attention as people do, with the range of the reading over all alternatives.
+    """Measure attention as people do, with the range of the measure over all alternatives.
 
     An alternative is other attention with the same head outputs: all else that the model computes is the same too, and
     each row moves in a set of its own. The ends hold for all of these rows together. Where `exact` is true they are
@@ -75,7 +75,7 @@ def attention_measure(
     - `target`: what gradients are of, for "gradient" and "relevance": a next token or a class (a string or its number;
       None: what the model itself predicts), or a function of the last hidden vectors, or of the logits and these.
       Gradients are those of the model as it is, and held. For "logit", a token
-    - `layers`, `heads`: only these; readings through layers are of all heads
+    - `layers`, `heads`: only these; measures through layers are of all heads
     - `seconds`: stop bounding after this time; what was not reached keeps what holds for any attention, and a `gap` of
       NaN. `certain_order`, when it is asked for, may take as long again; `order_is_decided` says which rows it reached
     """
@@ -89,7 +89,7 @@ def attention_measure(
         captured = selected_capture(model, "attention_measure", {"text": text, "layers": layers, "heads": heads})
         _check_complete(kind, captured)
         if kind.needs:
-            captured.reading.model.check_unchanged(model.provenance.weights)
+            captured.text_run.model.check_unchanged(model.provenance.weights)
         measured_layers = model.layers
     else:
         model = checked_model(model)
@@ -108,7 +108,7 @@ def attention_measure(
 
 def _check_complete(kind: MeasureKind, captured: Captured) -> None:
     """Refuse attention that lacks layers or heads that a measure is made from, or attention of the wrong kind."""
-    model = captured.reading.model
+    model = captured.text_run.model
     of_decoder = kind.through and model.decoder_attention is not None and bool(kind.factor or kind.joint)
     if of_decoder or (model.decoder_attention == "cross" and kind.needs in ("stream", "direction")):
         raise InputError(
@@ -118,7 +118,7 @@ def _check_complete(kind: MeasureKind, captured: Captured) -> None:
     if "head" not in kind.axes and len(captured.head_numbers) < model.n_heads:
         raise InputError(f"{kind.name!r} is of all heads together, and this attention is of some. Do not select heads.")
     lacks_below = kind.through and captured.layer_numbers != model.attention_layers[: len(captured.layers)]
-    if lacks_below or (kind.needs == "direction" and len(captured.reading.calls) < len(model.attention_layers)):
+    if lacks_below or (kind.needs == "direction" and len(captured.text_run.calls) < len(model.attention_layers)):
         raise InputError(f"{kind.name!r} needs other layers too. Read the attention of all layers, and select none.")
 
 
@@ -177,7 +177,7 @@ class MeasuredText:
         return self._result(kind, layers, source)
 
     def _result(self, kind: MeasureKind, layers: Sequence[int], source: StoredArrays) -> AttentionMeasure:
-        text_run = self.captured.reading
+        text_run = self.captured.text_run
         model = text_run.model
         heads = self.captured.head_numbers
         inputs = input_facts(text_run)
@@ -203,7 +203,7 @@ class MeasuredText:
     @cached_property
     def target_checked(self) -> Target:
         """What gradients and logits are of."""
-        text_run = self.captured.reading
+        text_run = self.captured.text_run
         target = checked_target(text_run.model, text_run, self.target)
         if target.runs != (text_run,):
             raise InputError(f"The {target.label} compares two texts that are read apart, and attention is of one.")
@@ -211,12 +211,12 @@ class MeasuredText:
 
     @cached_property
     def _watched_run(self) -> WatchedRun:
-        return watched_run(self.captured.reading)
+        return watched_run(self.captured.text_run)
 
     def _inputs(self, kind: MeasureKind) -> list[tuple[Any, ...]]:
         """Return for each layer what the functions of a measure take: the layer, and what they need beside it."""
         layers = self.captured.layers
-        text_run = self.captured.reading
+        text_run = self.captured.text_run
         if kind.needs == "gradient":
             gradients = text_run.model.gradients(text_run.batch, self.target_checked.number)
             return [(layer, gradients[layer.call.layer][0, layer.heads]) for layer in layers]
@@ -235,8 +235,8 @@ class MeasuredText:
     def _weights(self) -> tuple[Rows, MeasureValues]:
         """All rows, and every weight with its ends: (layer, head, query, key)."""
         captured = self.captured
-        n = len(captured.reading.keys)
-        shape = (len(captured.layers), len(captured.head_numbers), len(captured.reading.tokens), n)
+        n = len(captured.text_run.keys)
+        shape = (len(captured.layers), len(captured.head_numbers), len(captured.text_run.tokens), n)
         row_indices = list(product(range(shape[0]), range(shape[1]), range(shape[2])))
         bounding = Bounding(until=self.until)
         rows, bounds = bounds_of(
@@ -289,7 +289,7 @@ class MeasuredText:
     def _through(self, kind: MeasureKind) -> tuple[MeasureValues, TimedCompare, Claims]:
         """Measure through layers: from each input token to each output token of each layer."""
         until = math.inf if self.until is None else self.until
-        n = len(self.captured.reading.tokens)
+        n = len(self.captured.text_run.tokens)
         walk = walk_of(self.captured)
         factors = None
         if kind.factor is not None:

@@ -1,4 +1,4 @@
-"""What a reading rests on: head outputs computed anew, ranks that are sure, and when numbers are not to be trusted.
+"""What results rest on: head outputs computed anew, ranks that are sure, and when numbers are not to be trusted.
 
 A model in half precision rounds its head output to two or three digits, and solving for weights magnifies that. So the
 output is computed again from the captured queries, keys and values, which are exact as they are.

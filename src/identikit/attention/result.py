@@ -257,7 +257,7 @@ class EffectiveAttention(Result):
         Returns how much the final hidden states and logits changed.
         """
         captured = self.captured("verify()")
-        captured.reading.model.check_unchanged(self.provenance.weights)
+        captured.text_run.model.check_unchanged(self.provenance.weights)
         if self.axis("key").tokens != self.keys:
             raise InputError("verify() replaces whole rows: select layers, heads and queries, but not keys.")
         return captured.change({axis.name: axis.source_indices for axis in self.axes})
@@ -270,7 +270,7 @@ class EffectiveAttention(Result):
         weights stay, and nothing is normalised.
         """
         captured = self.captured("run_with()")
-        captured.reading.model.check_unchanged(self.provenance.weights)
+        captured.text_run.model.check_unchanged(self.provenance.weights)
         shape = [len(axis) for axis in self.axes]
         numbers = real_numbers("weights", weights, [len(axis) for axis in self.axes if not axis.single])
         visible = self.read("visible")[:, None]

@@ -177,11 +177,11 @@ def head_scores(
     progress = function("progress", progress)
     if isinstance(model, EffectiveAttention):
         captured = selected_capture(model, "head_scores", {"texts": texts, "layers": layers, "heads": heads})
-        if captured.reading.model.decoder_attention == "cross":
+        if captured.text_run.model.decoder_attention == "cross":
             names = _names_across_texts(names, scores)
         roles = [ROLES[name] for name in names]
         numbers = text_scores(captured, roles, bounding)
-        return scores_result(captured, captured.reading.text, [numbers], roles, lambda: [captured])
+        return scores_result(captured, captured.text_run.text, [numbers], roles, lambda: [captured])
     model = checked_model(model)
     if model.modality != "text":
         raise InputError(f"head_scores compares tokens, and {model.name} reads {model.modality}s.")
@@ -229,7 +229,7 @@ def scores_result(
     names = tuple(role.name for role in roles)
     layers = captured.layer_numbers
     heads = captured.head_numbers
-    provenance = captured.reading.model.provenance(text, scores=names, layers=layers, heads=heads)
+    provenance = captured.text_run.model.provenance(text, scores=names, layers=layers, heads=heads)
     about = {"texts": len(numbers), "meanings": {role.name: role.meaning for role in roles}, "sink": SINK}
     about["nouns"] = {role.name: role.noun for role in roles}
     arrays = over_texts(torch.stack(numbers), roles)
@@ -272,7 +272,7 @@ def _layer_patterns(
     captured: Captured, roles: Sequence[HeadRole]
 ) -> Iterator[tuple[Layer, Float[Tensor, "query score key"], Bool[Tensor, "query score"]]]:
     """Yield each layer with the patterns of its visible keys, and which rows have a target for which score."""
-    text_run = captured.reading
+    text_run = captured.text_run
     source = key_batch(text_run.batch, text_run.model.decoder_attention)
     ids, key_ids = (None if batch.ids is None else batch.ids[0].cpu() for batch in (text_run.batch, source))
     if ids is None or key_ids is None or text_run.batch.images is not None:  # all tokens of images have one id

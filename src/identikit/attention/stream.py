@@ -74,13 +74,13 @@ class WatchedRun(NamedTuple):
     calls: dict[int, list[_ModuleCall]]
 
 
-def watched_run(reading: TextRun) -> WatchedRun:
+def watched_run(text_run: TextRun) -> WatchedRun:
     """Run a text again and record input and output of every module that maps each token's vector to a vector."""
-    model = reading.model
+    model = text_run.model
     calls: dict[int, list[_ModuleCall]] = defaultdict(list)
     handles = []
     last_layer = 0
-    vectors = (len(reading.tokens), model.d_model)
+    vectors = (len(text_run.tokens), model.d_model)
     shapes = ((1, *vectors), vectors)  # OPT drops the batch for its feed-forward part
 
     def record(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
@@ -96,7 +96,7 @@ def watched_run(reading: TextRun) -> WatchedRun:
             handles.extend(module.register_forward_hook(record) for module in model.hf.modules())
 
     try:
-        trace = model.trace(reading.batch, visit)
+        trace = model.trace(text_run.batch, visit)
     finally:
         for handle in handles:
             handle.remove()

@@ -48,7 +48,7 @@ def type_sums(result: EffectiveAttention) -> tuple[Float[Tensor, "map layer head
     with the number of texts that have the source, merge exactly.
     """
     captured = result.captured()
-    tokenizer = captured.reading.model.tokenizer
+    tokenizer = captured.text_run.model.tokenizer
     kinds, target = (
         torch.tensor([[type_ == name for name in TYPES] for type_ in token_types(tokenizer, tokens)]).double()
         for tokens in (result.tokens, result.keys)

@@ -61,7 +61,7 @@ class Walk:
 
 def walk_of(captured: Captured) -> Walk:
     """Return the walk through captured attention; for that of a decoder, through both stacks, which are run again."""
-    text_run = captured.reading
+    text_run = captured.text_run
     model = text_run.model
     n = len(text_run.tokens)
     count = len(captured.layers)

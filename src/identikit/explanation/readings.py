@@ -88,7 +88,7 @@ def read_measures(
 
 
 def _head_roles(text: MeasuredText) -> HeadScores:
-    reading = text.captured.reading
+    reading = text.captured.text_run
     if reading.model.modality != "text":
         raise InputError(f"Roles compare tokens, and {reading.model.name} reads {reading.model.modality}s.")
     roles = [*ROLES.values()]
@@ -98,7 +98,7 @@ def _head_roles(text: MeasuredText) -> HeadScores:
 
 def _attention_measure(text: MeasuredText, name: str) -> AttentionMeasure:
     """Read all layers, or through layers what arrives after the last."""
-    model = text.captured.reading.model
+    model = text.captured.text_run.model
     kind = MEASURE_KINDS[name]
     layers = text.captured.layer_numbers
     if kind.through and layers != model.select_layers(list(range(model.n_layers))):

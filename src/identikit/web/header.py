@@ -66,16 +66,16 @@ def inputs(result: Result) -> dict[str, Any]:
     captured = captured_run(result)
     if captured is None:
         return {"source": None, "text": None}
-    model = captured.reading.model
+    model = captured.text_run.model
     source = None if model.recipe is None else model.recipe.source
     if source is not None and Path(source).is_absolute():
         source = f"path/to/{Path(source).name}"
-    text: object = captured.reading.text
+    text: object = captured.text_run.text
     if isinstance(text, Translation):
         return {"source": source, "text": _listed(text.source)}
     is_text = model.modality == "text" and isinstance(text, str | tuple)
-    if is_text and captured.reading.may_be_cut and not _is_too_long(captured.reading):
-        (cut,) = model.encode(text, truncate=True, max_tokens=len(captured.reading.tokens))
+    if is_text and captured.text_run.may_be_cut and not _is_too_long(captured.text_run):
+        (cut,) = model.encode(text, truncate=True, max_tokens=len(captured.text_run.tokens))
         if len(cut.ids) < len(model.encode(text)[0].ids):  # cut by choice: its tokens say what is left
             text = cut.ids
     return {"source": source, "text": _listed(text)}
@@ -108,9 +108,9 @@ def _calls(result: Result) -> dict[str, str]:
     attention = result.attention if isinstance(result, Explanation) else result
     if not isinstance(attention, EffectiveAttention) or not isinstance(attention.source, Captured):
         return {"looking": _LOOKING} if SOURCE in result.about else {}
-    model = attention.source.reading.model
-    text = ", truncate=True" if _is_too_long(attention.source.reading) else ""
-    looking = _looking(attention.source.reading)
+    model = attention.source.text_run.model
+    text = ", truncate=True" if _is_too_long(attention.source.text_run) else ""
+    looking = _looking(attention.source.text_run)
     usual: dict[str, Any] = asdict(EffectiveOptions())
     usual |= {"layers": list(model.attention_layers), "heads": list(range(model.n_heads))}
     given = attention.provenance.settings | {"layers": list(attention.layers), "heads": list(attention.heads)}
