@@ -57,7 +57,7 @@ class AttentionIntervals(ProvableResult):
     """The sharp range of every edge over all alternatives: all attention with the same output.
 
     What all alternatives share is determined by the output, and the rest is free. The last axis is `group` for groups
-    of keys and `quantity` for sums with weights of one's own; what is about the row as a whole is then left out. Of a model in
+    of keys and `quantity` for sums with weights of one's own; arrays over whole rows are then left out. Of a model in
     half precision, `rounded_lower` and `rounded_upper` are the ends when its output may move by `rounding`, the
     dtype's, of its norm.
     """
