@@ -25,6 +25,8 @@ from identikit.maths.measures import certain_order
 from identikit.maths.polytope.rows import Rows
 from identikit.shapes import Bool, Float, Int, Tensor
 
+_IN_CACHE = 2**20  # bytes that a core reads again without going to memory: three times as fast on a CPU
+
 # The question, and the answer
 
 
@@ -242,7 +244,7 @@ def _range_over_keys(
     if len(c) == 1:
         visible, row = visible.unique(dim=0, return_inverse=True)
     ends = c.new_empty(2, len(visible), c.shape[1])
-    step = max(1, BYTES // (8 * max(1, c.shape[1] * c.shape[2])))
+    step = max(1, (BYTES if c.is_cuda else _IN_CACHE) // (8 * max(1, c.shape[1] * c.shape[2])))
     for portion in torch.arange(len(visible), device=row.device).split(step):
         numbers = c if len(c) == 1 else c[portion]
         hidden = ~visible[portion, None]
