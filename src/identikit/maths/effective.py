@@ -238,11 +238,6 @@ def effective_rows(
     return rows if bool(is_visible.all()) else rows.masked_fill_(~is_visible, 0)
 
 
-def _row_chunks(factors: Factors, rows: Int[Tensor, "row"]) -> tuple[Tensor, ...]:
-    """Split rows into chunks whose weights over all heads and keys fit the byte budget."""
-    return rows.split(max(1, linalg.BYTES // (8 * len(factors.coefficients) * max(1, factors.visible.n_keys))))
-
-
 def relative_residual(
     missing: Float[Tensor, "head query d_v"],
     output: Float[Tensor, "head query d_v"],
@@ -283,7 +278,8 @@ def output_error(factors: Factors, heads: Heads) -> Float[Tensor, "head query d_
         product = _prefix_multiply(Y, V, X, factors.visible.stop)
     else:
         product = torch.empty_like(Y[..., :1]).repeat(1, 1, 1, X.shape[2])
-        for rows in _row_chunks(factors, torch.arange(Y.shape[2], device=Y.device)):
+        step = max(1, linalg.BYTES // (8 * len(factors.coefficients) * max(1, factors.visible.n_keys)))
+        for rows in torch.arange(Y.shape[2], device=Y.device).split(step):
             product[:, :, rows] = linalg.masked_multiply(Y[:, :, rows], V, X, factors.visible.block(rows, keys))
     return product.flatten(0, 1) - heads.output.double()
 

@@ -49,7 +49,9 @@ def certified_bounds(rows: Rows, question: Question, *, epsilon: float = 0.0) ->
         columns[:keys] = question.keys.cpu()
     columns = columns.nonzero()[:, 0].to(rows.group.device)
     linear = question._replace(keys=None, objectives=question.all_objectives(rows)[:, columns])
-    room = _numbers(rows.group.device)
+    room = _BYTES[rows.group.device.type] // 8  # in float64 numbers
+    if rows.group.is_cuda:
+        room = min(room, torch.cuda.mem_get_info(rows.group.device)[0] // 24)
     block = max(1, min(len(columns), room // (16 * keys + 2 * rank**2)))
     portion = max(1, room // (keys * rank**2 + block * (16 * keys + 2 * rank**2)))
     for indices in rows.free.nonzero()[:, 0].split(portion):
@@ -57,14 +59,6 @@ def certified_bounds(rows: Rows, question: Question, *, epsilon: float = 0.0) ->
         for target, source in zip(bounds[:3], portion_bounds[:3], strict=True):
             target[indices[:, None], columns] = source
     return with_order(rows, question, bounds) if question.keys is not None and question.top else bounds
-
-
-def _numbers(device: torch.device) -> int:
-    """Return how many float64 numbers to work on at a time."""
-    room = _BYTES[device.type]
-    if device.type == "cuda":
-        room = min(room, torch.cuda.mem_get_info(device)[0] // 3)
-    return room // 8
 
 
 def _portion_bounds(rows: Rows, question: Question, block: int, epsilon: float) -> Bounds:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from identikit.maths.polytope.bounds import Question
-from identikit.maths.polytope.exact import proposals_for
+from identikit.maths.polytope.exact import solve
 from identikit.maths.polytope.rows import Rows
 from identikit.maths.threads import one_thread
 from identikit.shapes import Float, Tensor
@@ -39,8 +39,7 @@ def propose_ends(
     objectives = torch.stack([low, high], dim=1)
     question, scale = Question(objectives=objectives).normalised()
     assert scale is not None
-    assert question.objectives is not None
-    proposals = proposals_for(rows, question.objectives)
+    proposals = solve(rows, question, vertices=True)
     solved = rows.free & ~proposals.failed
     ends = []
     for row, group in enumerate(rows.group.tolist()):

@@ -47,7 +47,7 @@ def exact_bounds(rows: Rows, question: Question) -> Bounds:
 
 
 def _bounds_of_free_rows(rows: Rows, question: Question) -> Bounds:
-    proposals = _solve(rows, question)
+    proposals = solve(rows, question)
     bounds = proven_bounds(rows, question, proposals)
     for solver in _solvers(rows)[1:]:
         loose = ((bounds.gap > GAP) & ~proposals.failed[:, None]).any(-1).nonzero()[:, 0]
@@ -89,7 +89,7 @@ def maxima(
     for portion in portions_in_time(free, until, most=rows_at_once(rows, 2 * c.shape[1] * rows.basis.shape[2])):
         solved_rows = rows.select(portion)
         solved_question = question.select(portion)
-        proposals = _solve(solved_rows, solved_question, both=False)
+        proposals = solve(solved_rows, solved_question, both=False)
         attained = proposals.greatest - proposals.excess(proposals.upper)
         attained = torch.where(proposals.failed[:, None], raw[portion], attained).maximum(raw[portion])
         proven = proven_maximum(solved_rows, solved_question.all_objectives(solved_rows), proposals.upper)
@@ -127,12 +127,6 @@ def portions_in_time(
 
 
 @one_thread()
-def proposals_for(rows: Rows, objectives: Float[Tensor, "row quantity key"]) -> Proposals:
-    """Return what solvers propose for the ends of each row's objectives: dual vectors, and vertices."""
-    return _solve(rows, Question(objectives=objectives), vertices=True)
-
-
-@one_thread()
 def extreme_rows(
     rows: Rows, objectives: Float[Tensor, "row quantity key"]
 ) -> tuple[Float[Tensor, "row quantity 2 key"], Bool[Tensor, "row"]]:
@@ -141,7 +135,7 @@ def extreme_rows(
     A row that is not free is its own only attention.
     """
     raw = rows.attention[:, None, None].expand(-1, objectives.shape[1], 2, -1)
-    proposals = proposals_for(rows, objectives)
+    proposals = solve(rows, Question(objectives=objectives), vertices=True)
     weights = proposals.vertices.clamp(min=0)
     weights = weights / weights.sum(-1, keepdim=True)
     solved = rows.free & ~proposals.failed
@@ -175,7 +169,7 @@ def compile_solver(device: torch.device) -> None:
     extreme_rows(rows, third[None] * 3)
 
 
-def _solve(rows: Rows, question: Question, *, both: bool = True, vertices: bool = False) -> Proposals:
+def solve(rows: Rows, question: Question, *, both: bool = True, vertices: bool = False) -> Proposals:
     """Return what the first solver proposes, and for rows that it gives up what the next ones do."""
     solvers = _solvers(rows)
     if not solvers:
