@@ -115,3 +115,19 @@ def test_other_devices_are_called_directly():
 
     decompose(remember, torch.empty(4, 3, 3, device="meta"))
     assert callers == [threading.current_thread()]
+
+
+@pytest.mark.parametrize(
+    ("looks", "contend"), [([0, 0], False), ([1, 1], True), ([1, 0, 0], False), ([0, 1, 1], True), ([1, 0, 1], True)]
+)
+def test_threads_contend_where_two_looks_of_three_say_so(looks, contend, monkeypatch):
+    left = list(looks)
+    monkeypatch.setattr(threads, "_all_are_slower", lambda number: bool(left.pop(0)))
+    assert threads._threads_contend(2) is contend
+    assert not left
+
+
+def test_looking_at_threads_leaves_their_number():
+    torch.set_num_threads(2)
+    assert threads.useful_thread_count() in (1, 2)
+    assert torch.get_num_threads() == 2

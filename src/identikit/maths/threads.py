@@ -138,12 +138,21 @@ def worker_count() -> int:
 
 
 def _threads_contend(threads: int) -> bool:
-    """Tell whether small products take longer with all threads than with one."""
+    """Tell whether small products take longer with all threads than with one, in two looks of at most three.
+
+    One look can be wrong: on free cores too, waking the threads once in a while takes longer than the products.
+    """
+    looks = [_all_are_slower(threads) for _ in range(2)]
+    return all(looks) or (any(looks) and _all_are_slower(threads))
+
+
+def _all_are_slower(threads: int) -> bool:
     factor = torch.ones(_SIDE, _SIDE)
     seconds = {}
     try:
         for number in (threads, 1):
             torch.set_num_threads(number)
+            _ = factor @ factor  # starts the threads
             started = time.perf_counter()
             for _ in range(_PRODUCTS):
                 _ = factor @ factor
