@@ -147,16 +147,21 @@ def _threads_contend(threads: int) -> bool:
 
 
 def _all_are_slower(threads: int) -> bool:
+    """Tell whether all threads take longer than one; they are stopped once they do."""
     factor = torch.ones(_SIDE, _SIDE)
-    seconds = {}
     try:
-        for number in (threads, 1):
-            torch.set_num_threads(number)
-            _ = factor @ factor  # starts the threads
-            started = time.perf_counter()
-            for _ in range(_PRODUCTS):
-                _ = factor @ factor
-            seconds[number] = time.perf_counter() - started
+        torch.set_num_threads(1)
+        started = time.perf_counter()
+        for _ in range(_PRODUCTS):
+            _ = factor @ factor
+        alone = time.perf_counter() - started
+        torch.set_num_threads(threads)
+        _ = factor @ factor  # starts the threads
+        deadline = time.perf_counter() + alone
+        for _ in range(_PRODUCTS):
+            _ = factor @ factor
+            if time.perf_counter() > deadline:
+                return True
     finally:
         torch.set_num_threads(threads)
-    return seconds[threads] > seconds[1]
+    return False
