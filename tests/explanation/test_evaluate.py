@@ -262,10 +262,10 @@ def tables(folder: Path, store: str, engine: Local | Processes | None = None) ->
     return evaluation_tables(model, TEXTS, Run(Store(folder / store, {}), engine or Local()), OPTIONS)
 
 
-def check_same(folder: Path, first: str, second: str) -> None:
-    """Check that two folders hold the same tables, to the byte."""
-    written = {path.name: path.read_bytes() for path in (folder / first).glob("*.csv")}
-    assert written and written == {path.name: path.read_bytes() for path in (folder / second).glob("*.csv")}
+def check_same(folder: Path, *stores: str) -> None:
+    """Check that folders hold the same tables, to the byte."""
+    written = [{path.name: path.read_bytes() for path in (folder / store).glob("*.csv")} for store in stores]
+    assert written[0] and all(tables == written[0] for tables in written)
 
 
 def test_tables_hold_the_result_and_are_the_same_after_a_stop(folder: Path, monkeypatch: pytest.MonkeyPatch):

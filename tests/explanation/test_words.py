@@ -72,12 +72,10 @@ def test_sources_carry_their_position_too():
     assert listed(["Ġthe", "Ġcat", "Ġthe", "mat"]).column("last layer")[:2] == [[("cat", 0.25)], [("the@2", 0.25)]]
 
 
-def test_repeated_tokens_that_cannot_be_told_apart_are_counted():
-    assert verdict(explain(tiny.loaded("llama"), [5, 6, 5, 5], maps=MAPS, probes=2)).facts["repeated"] == 3
-
-
-def test_one_token_is_not_several():
-    document = verdict(explain(tiny.loaded("llama"), [5], maps=MAPS, probes=2))
+def test_tokens_and_those_that_cannot_be_told_apart_are_counted():
+    model = tiny.loaded("llama")
+    assert verdict(explain(model, [5, 6, 5, 5], maps=MAPS, probes=2)).facts["repeated"] == 3
+    document = verdict(explain(model, [5], maps=MAPS, probes=2))
     assert document.facts["tokens"] == 1 and document.facts["outweighed"] == 0 and "repeated" not in document.facts
     assert "1 token: w5" in str(document) and "1 tokens" not in str(document)
 
@@ -126,12 +124,9 @@ def test_facts_are_those_of_the_results(explanation: Explanation):
     assert facts["near"] == (explanation.about["near"][0], explanation.about["near"][-1])
 
 
-def test_print_shows_the_document(explanation: Explanation):
+def test_the_document_is_what_print_and_latex_show(explanation: Explanation):
     assert str(explanation) == f"{explanation!r}\n{verdict(explanation)}"
     assert "Layers and heads count from 0." in str(explanation).replace("\n", " ")
-
-
-def test_the_verdict_can_be_put_into_a_paper(explanation: Explanation):
     latex = explanation.to_latex()
     assert latex.count(r"\begin{tabular}") == len(verdict(explanation).tables) > 0
     assert latex.count(r"\subsection*") == 3
@@ -144,13 +139,9 @@ def test_a_pair_says_what_stands_between_its_halves_in_a_causal_model(explanatio
 
 
 def test_a_long_text_is_shown_by_its_opening_and_end():
-    shown = _opening_and_end([f"t{place}" for place in range(1000)])
-    assert (
-        shown.startswith("t0 t1 ")
-        and shown.endswith(" t999")
-        and " … " in shown
-        and len(shown.split()) == LONGEST_TEXT + 1
-    )
+    words = _opening_and_end([f"t{position}" for position in range(1000)]).split()
+    half = LONGEST_TEXT // 2
+    assert words == [*(f"t{i}" for i in range(half)), "…", *(f"t{i}" for i in range(1000 - half, 1000))]
     assert _opening_and_end(["a", "b"]) == "a b"
 
 

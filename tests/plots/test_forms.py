@@ -41,15 +41,10 @@ def test_lines_hold_the_numbers_in_order_of_x():
     looks = styles([("a", "first"), ("b", "second"), ("c", "absent")])
     axes = drawn(lambda axes: form.lines(axes, frame, looks, by=["kind"], x="layer", y="rate"))
     found = series(axes)
-    assert found.keys() == {"first", "second"}
-    assert found["first"] == ([1, 2], [0.1, 0.2])
-    assert np.isnan(found["second"][1][0])
-    assert found["second"][1][1] == 0.4
-
-
-def test_series_differ_in_colour_and_in_marker():
-    looks = styles((number, str(number)) for number in range(6)).values()
-    assert len({look.colour for look in looks}) == len({look.marker for look in looks}) == 6
+    assert found.keys() == {"first", "second"} and found["first"] == ([1, 2], [0.1, 0.2])
+    np.testing.assert_array_equal(found["second"][1], [np.nan, 0.4])
+    several = styles((number, str(number)) for number in range(6)).values()
+    assert len({look.colour for look in several}) == len({look.marker for look in several}) == 6
 
 
 def test_clouds_stand_side_by_side():
@@ -70,11 +65,8 @@ def test_boxes_hold_the_quartiles_and_leave_out_what_is_unknown():
     assert parts["_medians"] == [[0.3, 0.3], [0.1, 0.1]]
     assert [sorted(set(box)) for box in parts["_boxes"]] == [[0.2, 0.4], [0.1, 0.2]]
     assert parts["_whiskers"] == [[0.2, 0.1], [0.4, 0.5], [0.1, 0.0], [0.2, 0.9]]
-
-
-def test_nothing_to_show_says_so():
-    axes = drawn(lambda axes: form.boxes(axes, DataFrame(columns=QUARTILES), []))
-    assert [text.get_text() for text in axes.texts] == ["nothing to show"]
+    nothing = drawn(lambda axes: form.boxes(axes, DataFrame(columns=QUARTILES), []))
+    assert [text.get_text() for text in nothing.texts] == ["nothing to show"]
 
 
 def test_error_bars_end_at_low_and_high_and_series_stand_apart():
@@ -99,8 +91,7 @@ def test_peaks_and_ends_of_gaps_have_markers():
     frame = DataFrame({"layer": 1, "offset": range(-30, 31), "share": share})
     axes = drawn(lambda axes: form.lines(axes, frame, styles([(1, "1")]), by=["layer"], x="offset", y="share"))
     marked = axes.get_lines()[0].get_markevery()
-    assert {29, 31} <= set(marked)
-    assert len(marked) < 20
+    assert {29, 31} <= set(marked) and len(marked) < 20
 
 
 def test_one_scale_serves_all_maps_and_zero_is_white():
@@ -191,9 +182,7 @@ def line_figure() -> Figure:
 def test_saving_gives_the_same_bytes_whatever_the_readers_settings():
     figure = line_figure()
     png, svg = form.save(figure)
-    assert png.startswith(b"\x89PNG")
-    assert b"<svg" in svg
-    assert form.save(figure) == (png, svg)
+    assert png.startswith(b"\x89PNG") and b"<svg" in svg and form.save(figure) == (png, svg)
     with matplotlib.rc_context({"font.size": 20, "axes.grid": False, "svg.hashsalt": "mine"}):
         assert form.save(line_figure()) == (png, svg)
 

@@ -14,7 +14,7 @@ from identikit.attention.result import AttentionIntervals, EffectiveAttention
 from identikit.plots import maps
 from identikit.results.result import LARGEST, Result
 from tests.models import tiny
-from tests.plots.made_up import EDGE, PROVENANCE, attention, attribution, axes_of, identity
+from tests.plots.made_up import EDGE, PROVENANCE, attribution, axes_of, identity
 from tests.plots.test_plots import check_layout, images, titles
 
 WIDE = 2048
@@ -138,7 +138,6 @@ def test_only_named_arrays_are_read():
     result, reads = large()
     data = result.sel(layer=[0, 1], head=3).to_xarray("pearson", "null_dim")
     assert set(data.data_vars) == {"pearson", "null_dim"} and [name for name, _ in reads] == ["pearson", "null_dim"]
-    assert set(attention().to_xarray().data_vars) == set(attention().arrays)
     with pytest.raises(ik.InputError, match="has no array 'weight'"):
         identity().to_xarray("weight")
 
