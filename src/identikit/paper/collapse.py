@@ -68,7 +68,7 @@ class CollapsedScores(NamedTuple):
     constant: Float[Tensor, "head"]
 
 
-Parts = TypeVar("Parts", Affine, CollapsedScores)
+Matrices = TypeVar("Matrices", Affine, CollapsedScores)
 
 
 def collapse_scores(query: Affine, key: Affine, *, scaling: float) -> CollapsedScores:
@@ -81,7 +81,8 @@ def collapse_scores(query: Affine, key: Affine, *, scaling: float) -> CollapsedS
     softmax cancels them; they are kept so that the scores are the same too. Heads may share keys.
     """
     groups = len(query.weight) // len(key.weight)
-    key_weight, key_bias = (part.repeat_interleave(groups, 0) for part in key)
+    key_weight = key.weight.repeat_interleave(groups, 0)
+    key_bias = key.bias.repeat_interleave(groups, 0)
     query_weight = query.weight * scaling
     query_bias = query.bias * scaling
     return CollapsedScores(
@@ -97,7 +98,9 @@ def collapse_values(value: Affine, projection: Float[Tensor, "head d_v d"]) -> A
 
     Heads may share values. The paper leaves the bias out.
     """
-    weight, bias = (part.repeat_interleave(len(projection) // len(part), 0) for part in value)
+    groups = len(projection) // len(value.weight)
+    weight = value.weight.repeat_interleave(groups, 0)
+    bias = value.bias.repeat_interleave(groups, 0)
     return Affine(weight @ projection, (bias[:, None] @ projection).squeeze(1))
 
 
@@ -110,9 +113,8 @@ def scores_of(
 
 def collapsed_scores(tokens: Float[Tensor, "n d"], collapsed: CollapsedScores) -> Float[Tensor, "head n n"]:
     r"""Compute the scores from the collapsed matrix, $E M_{QK} E^\top$ and its bias terms; `tokens` is $E$."""
-    left = by_head(tokens, Affine(collapsed.matrix, collapsed.of_key))
-    row = (tokens @ collapsed.of_query.mT + collapsed.constant).mT
-    return left @ tokens.mT + row[..., None]
+    products = by_head(tokens, Affine(collapsed.matrix, collapsed.of_key)) @ tokens.mT
+    return products + (tokens @ collapsed.of_query.mT + collapsed.constant).mT[..., None]
 
 
 def factored_output(
@@ -189,10 +191,10 @@ def measure(model: Model, *, lengths: Sequence[int] = (16, 64, 128), seed: int =
             continue
         with model.split(text) as split:
             for layer, block in enumerate(split.blocks):
-                read = read_layer(model, layer, block)
-                for product, measured in _MEASURES.items():
-                    why = OWN_LAYERS if read is None else read.why_not(product)
-                    numbers = {} if read is None or why else measured(read)
+                vectors = read_layer(model, layer, block)
+                for product, measure_product in _MEASURES.items():
+                    why = OWN_LAYERS if vectors is None else vectors.why_not(product)
+                    numbers = {} if vectors is None or why else measure_product(vectors)
                     rows.append(_row(layer, product, tokens, why) | numbers)
     return rows
 
@@ -224,24 +226,24 @@ class LayerVectors:
     def maps(self) -> tuple[Affine, Affine, Affine]:
         """The affine maps from vectors to queries, keys and values, from zero and the unit vectors."""
         n, d = self.vectors.shape
-        asked = torch.zeros(-(-(d + 1) // n) * n, d, dtype=torch.float64, device=self.vectors.device)
-        asked[1 : d + 1].fill_diagonal_(1.0)
-        answers = [self.made_from(part) for part in asked.split(n)]
-        whole = [torch.cat(parts, dim=1) for parts in zip(*answers, strict=True)]
-        query, key, value = (Affine(part[:, 1 : d + 1] - part[:, :1], part[:, 0]) for part in whole)
+        probes = torch.zeros(-(-(d + 1) // n) * n, d, dtype=torch.float64, device=self.vectors.device)
+        probes[1 : d + 1].fill_diagonal_(1.0)
+        chunks = [self.made_from(chunk) for chunk in probes.split(n)]
+        outputs = [torch.cat(pieces, dim=1) for pieces in zip(*chunks, strict=True)]
+        query, key, value = (Affine(output[:, 1 : d + 1] - output[:, :1], output[:, 0]) for output in outputs)
         return query, key, value
 
     def why_not(self, product: str) -> str:
-        """Say why a product does not collapse; an empty string if it does."""
-        chosen = (2,) if product == "value" else (0, 1)
+        """Return why a product does not collapse; an empty string if it does."""
+        indices = (2,) if product == "value" else (0, 1)
         vectors = self.vectors.double()
-        explained = {which: vectors @ self.maps[which].weight + self.maps[which].bias[:, None] for which in chosen}
-        if all(_error(affine, self.made[which]) < AFFINE_TO for which, affine in explained.items()):
+        explained = {index: vectors @ self.maps[index].weight + self.maps[index].bias[:, None] for index in indices}
+        if all(_error(affine, self.made[index]) < AFFINE_TO for index, affine in explained.items()):
             return ""
         if product == "value":
             return NOT_AFFINE
-        everywhere = self.made_from(vectors[:1].expand_as(vectors).contiguous())
-        turned = any(_error(everywhere[which][:, :1], everywhere[which]) > AFFINE_TO for which in chosen)
+        same_vector = self.made_from(vectors[:1].expand_as(vectors).contiguous())
+        turned = any(_error(same_vector[index][:, :1], same_vector[index]) > AFFINE_TO for index in indices)
         return ROTARY if turned else NORMED
 
     def costs(self, width: int) -> dict[str, int]:
@@ -264,7 +266,7 @@ def read_layer(model: Model, layer: int, block: Block) -> LayerVectors | None:
                 stack.callback(linear.register_forward_pre_hook(remember).remove)
         block.pre(block.input)
     vectors = inputs.get(families.find(module, model.family.value)) if model.family.value else None
-    if vectors is None or any(other is not vectors for other in inputs.values()):
+    if vectors is None or any(tensor is not vectors for tensor in inputs.values()):
         return None
     made_from = partial(_made_from, block, tuple(inputs))
     return LayerVectors(block.call, vectors[0], model.projection(layer), made_from)
@@ -275,8 +277,8 @@ def _made_from(block: Block, readers: tuple[nn.Linear | Conv1D, ...], vectors: T
 
     def answer(linear: nn.Linear | Conv1D, args: tuple[object, ...], output: Tensor) -> Tensor:
         weight = linear.weight.double()
-        made = vectors @ (weight if isinstance(linear, Conv1D) else weight.mT)
-        return (made if linear.bias is None else made + linear.bias.double())[None]
+        product = vectors @ (weight if isinstance(linear, Conv1D) else weight.mT)
+        return (product if linear.bias is None else product + linear.bias.double())[None]
 
     with ExitStack() as stack:
         for linear in readers:
@@ -285,52 +287,52 @@ def _made_from(block: Block, readers: tuple[nn.Linear | Conv1D, ...], vectors: T
     return query[0], key[0], value[0]
 
 
-def _measure_scores(read: LayerVectors) -> dict[str, object]:
-    scaling = read.call.scaling
-    query, key, _ = read.maps
+def _measure_scores(layer: LayerVectors) -> dict[str, object]:
+    scaling = layer.call.scaling
+    query, key, _ = layer.maps
     collapsed = collapse_scores(query, key, scaling=scaling)
-    vectors = read.vectors.float()
-    small = _side_by_side(collapsed)
-    small_query = _side_by_side(query)
-    small_key = _side_by_side(key)
-    exact = scores_of(*read.made[:2], scaling)
-    made = scores_of(read.call.query[0], read.call.key[0], scaling)
+    vectors = layer.vectors.float()
+    collapsed_float32 = _side_by_side(collapsed)
+    query_float32 = _side_by_side(query)
+    key_float32 = _side_by_side(key)
+    exact = scores_of(*layer.made[:2], scaling)
+    model_scores = scores_of(layer.call.query[0], layer.call.key[0], scaling)
     return {
-        **read.costs(read.call.query.shape[-1]),
-        "error_float64": _error(collapsed_scores(read.vectors.double(), collapsed), exact),
-        "error_float32": _error(collapsed_scores(vectors, small), made),
-        "error_model": _error(made, exact),
+        **layer.costs(layer.call.query.shape[-1]),
+        "error_float64": _error(collapsed_scores(layer.vectors.double(), collapsed), exact),
+        "error_float32": _error(collapsed_scores(vectors, collapsed_float32), model_scores),
+        "error_model": _error(model_scores, exact),
         "time_ratio": _time_ratio(
-            lambda: collapsed_scores(vectors, small),
-            lambda: scores_of(by_head(vectors, small_query), by_head(vectors, small_key), scaling),
+            lambda: collapsed_scores(vectors, collapsed_float32),
+            lambda: scores_of(by_head(vectors, query_float32), by_head(vectors, key_float32), scaling),
         ),
     }
 
 
-def _measure_values(read: LayerVectors) -> dict[str, object]:
-    projection = read.projection.double()
-    attention = read.call.weights()[0].double()
-    collapsed = collapse_values(read.maps[2], projection)
-    vectors = read.vectors.float()
+def _measure_values(layer: LayerVectors) -> dict[str, object]:
+    projection = layer.projection.double()
+    attention = layer.call.weights()[0].double()
+    collapsed = collapse_values(layer.maps[2], projection)
+    vectors = layer.vectors.float()
     weights = attention.float()
-    small = Affine(collapsed.weight.float(), collapsed.bias.float())
-    small_map = _side_by_side(read.maps[2])
-    small_projection = projection.float()
+    collapsed_float32 = Affine(collapsed.weight.float(), collapsed.bias.float())
+    map_float32 = _side_by_side(layer.maps[2])
+    projection_float32 = projection.float()
 
-    def each_head(weights: Tensor, vectors: Tensor, collapsed: Affine) -> Tensor:
+    def output_by_head(weights: Tensor, vectors: Tensor, collapsed: Affine) -> Tensor:
         heads = zip(weights.split(1), collapsed.weight.split(1), collapsed.bias.split(1), strict=True)
-        return torch.stack([collapsed_output(A, vectors, Affine(*parts)) for A, *parts in heads])
+        return torch.stack([collapsed_output(A, vectors, Affine(weight, bias)) for A, weight, bias in heads])
 
-    exact = attention @ read.made[2].repeat_interleave(read.call.groups, 0) @ projection
-    made = read.call.output[0] @ read.projection
+    exact = attention @ layer.made[2].repeat_interleave(layer.call.groups, 0) @ projection
+    model_output = layer.call.output[0] @ layer.projection
     return {
-        **read.costs(read.call.value.shape[-1]),
-        "error_float64": _error(each_head(attention, read.vectors.double(), collapsed), exact),
-        "error_float32": _error(each_head(weights, vectors, small), made),
-        "error_model": _error(made, exact),
+        **layer.costs(layer.call.value.shape[-1]),
+        "error_float64": _error(output_by_head(attention, layer.vectors.double(), collapsed), exact),
+        "error_float32": _error(output_by_head(weights, vectors, collapsed_float32), model_output),
+        "error_model": _error(model_output, exact),
         "time_ratio": _time_ratio(
-            lambda: collapsed_output(weights, vectors, small),
-            lambda: factored_output(weights, vectors, small_map, small_projection),
+            lambda: collapsed_output(weights, vectors, collapsed_float32),
+            lambda: factored_output(weights, vectors, map_float32, projection_float32),
         ),
     }
 
@@ -338,10 +340,10 @@ def _measure_values(read: LayerVectors) -> dict[str, object]:
 _MEASURES = {"query-key": _measure_scores, "value": _measure_values}
 
 
-def _side_by_side(parts: Parts) -> Parts:
+def _side_by_side(matrices: Matrices) -> Matrices:
     """Convert to float32, with the matrices side by side in memory, so that all heads are one product."""
-    matrices, *others = (part.float() for part in parts)
-    return type(parts)(matrices.transpose(0, 1).contiguous().transpose(0, 1), *others)
+    weight, *biases = (tensor.float() for tensor in matrices)
+    return type(matrices)(weight.transpose(0, 1).contiguous().transpose(0, 1), *biases)
 
 
 def _error(computed: Tensor, expected: Tensor) -> float:
@@ -353,14 +355,14 @@ def _error(computed: Tensor, expected: Tensor) -> float:
 
 
 def _time_ratio(collapsed: Callable[[], Tensor], factored: Callable[[], Tensor]) -> float:
-    """The shortest time of the one over that of the other, timed alternately after a warm-up round."""
+    """Return the shortest time of one over that of the other, timed alternately after a warm-up round."""
     shortest = [float("inf"), float("inf")]
-    for round_ in range(ROUNDS + 1):
-        for which, task in enumerate((collapsed, factored)):
+    for round_number in range(ROUNDS + 1):
+        for index, compute in enumerate((collapsed, factored)):
             start = time.perf_counter()
-            done = task()
-            if done.is_cuda:
-                torch.cuda.synchronize(done.device)
-            if round_:
-                shortest[which] = min(shortest[which], time.perf_counter() - start)
+            result = compute()
+            if result.is_cuda:
+                torch.cuda.synchronize(result.device)
+            if round_number:
+                shortest[index] = min(shortest[index], time.perf_counter() - start)
     return shortest[0] / shortest[1]

@@ -78,7 +78,7 @@ class Training:
     """How a model is fine-tuned.
 
     - `epochs`: how often the training texts are read; `batch_size`: texts per step
-    - `learning_rate`: the highest; it rises to it over the first tenth of the steps and falls to 0 at the end
+    - `learning_rate`: the highest; the rate rises over the first tenth of the steps and then falls to 0
     - `seed`: the random seed for the head, the order of texts and dropout
     - `limit`: texts are cut at so many pieces; `sample`: how many training texts to draw, by default all
     """
@@ -117,15 +117,15 @@ def finetune(
     """
     if task.lower() not in _TASKS:
         raise InputError(f"Fine-tuning: the task {shortened(task)} is not known. Use one of {', '.join(_TASKS)}.")
-    chosen = _TASKS[task.lower()]
+    spec = _TASKS[task.lower()]
     folder = _free_folder(out)
-    texts, development = _read(chosen.name, data_dir, training)
+    texts, development = _read_labelled(spec.name, data_dir, training)
     base = load(model_source, device=device)
     _refuse_unfit(base)
     ones = sum(label for _, label in development)
     tuned = FineTuned(
         folder,
-        chosen.name,
+        spec.name,
         base.name,
         training=len(texts),
         development=len(development),
@@ -135,11 +135,11 @@ def finetune(
     )
     with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
         torch.manual_seed(training.seed)
-        model = _with_head(base, chosen)
+        model = _with_head(base, spec)
         try:
             with whole_folder(folder) as partial:
                 base.tokenizer.save_pretrained(partial)  # now: cutting texts changes what a tokenizer saves
-                tuned = replace(tuned, epochs=tuple(_epochs(model, chosen, training, texts, development, progress)))
+                tuned = replace(tuned, epochs=tuple(_epochs(model, spec, training, texts, development, progress)))
                 with quiet_libraries():
                     model.hf.save_pretrained(partial)
                 load(partial)  # proves it: weights that are not finite are never handed over
@@ -179,9 +179,9 @@ class _Task(NamedTuple):
 
 def f1(predicted: Sequence[int], actual: Sequence[int]) -> float:
     """Return the F1 of class 1, 2·tp / (2·tp + fp + fn); 0 where nothing is in class 1."""
-    both = sum(guess * label for guess, label in zip(predicted, actual, strict=True))
-    either = sum(predicted) + sum(actual)
-    return 2 * both / either if either else 0.0
+    true_positives = sum(guess * label for guess, label in zip(predicted, actual, strict=True))
+    positives = sum(predicted) + sum(actual)
+    return 2 * true_positives / positives if positives else 0.0
 
 
 def matthews(predicted: Sequence[int], actual: Sequence[int]) -> float:
@@ -193,9 +193,9 @@ def matthews(predicted: Sequence[int], actual: Sequence[int]) -> float:
     n = len(actual)
     p = sum(predicted)
     a = sum(actual)
-    both = sum(guess * label for guess, label in zip(predicted, actual, strict=True))
+    tp = sum(guess * label for guess, label in zip(predicted, actual, strict=True))
     spread = math.sqrt(p * (n - p) * a * (n - a))
-    return (n * both - p * a) / spread if spread else 0.0
+    return (n * tp - p * a) / spread if spread else 0.0
 
 
 _TASKS = {
@@ -204,7 +204,7 @@ _TASKS = {
 }
 
 
-def _read(task: str, data_dir: str | os.PathLike[str], training: Training) -> tuple[_Labelled, _Labelled]:
+def _read_labelled(task: str, data_dir: str | os.PathLike[str], training: Training) -> tuple[_Labelled, _Labelled]:
     """Read the training texts, or a sample of them, and the development texts."""
     texts = list(read_labelled(task, data_dir=data_dir, split="train"))
     development = list(read_labelled(task, data_dir=data_dir, split="dev"))
@@ -259,10 +259,8 @@ def _epochs(
     model: Model, task: _Task, training: Training, labelled: _Labelled, development: _Labelled, progress: Progress
 ) -> Iterator[dict[str, float]]:
     """Train, and yield the measures after each epoch."""
-    encoded, others = (
-        model.encode([text for text, _ in part], truncate=True, max_tokens=training.limit)
-        for part in (labelled, development)
-    )
+    encoded = _encode(model, labelled, training)
+    encoded_development = _encode(model, development, training)
     actual = [label for _, label in development]
     order = torch.Generator().manual_seed(training.seed)
     parameters = [parameter for parameter in model.hf.parameters() if parameter.requires_grad]
@@ -272,20 +270,20 @@ def _epochs(
     ]
     optimiser = torch.optim.AdamW(groups, lr=training.learning_rate)
     steps = training.epochs * math.ceil(len(encoded) / training.batch_size)
-    done = 0
+    step = 0
     for _ in range(training.epochs):
         model.hf.train()
         total = 0.0
         for rows in like_length_batches([len(text) for text in encoded], training.batch_size, order):
             for group in optimiser.param_groups:
-                group["lr"] = training.learning_rate * rate_share(done, steps)
-            done += 1
+                group["lr"] = training.learning_rate * rate_share(step, steps)
+            step += 1
             batch = collate([encoded[row] for row in rows], pad_id=model.pad_id)
             labels = torch.tensor([labelled[row][1] for row in rows], device=model.device)
             loss = F.cross_entropy(model.hf(**model.arguments(batch)).logits, labels)
             if not torch.isfinite(loss):
                 raise InputError(
-                    f"Fine-tuning on {task.name}: the loss is {loss.item()} at step {done} of {steps} with learning "
+                    f"Fine-tuning on {task.name}: the loss is {loss.item()} at step {step} of {steps} with learning "
                     f"rate {training.learning_rate:g}. Lower the learning rate."
                 )
             optimiser.zero_grad()
@@ -293,12 +291,16 @@ def _epochs(
             torch.nn.utils.clip_grad_norm_(parameters, _LARGEST_GRADIENT)
             optimiser.step()
             total += loss.item() * len(rows)
-            progress(f"fine-tuning on {task.name}, steps", done, steps)
+            progress(f"fine-tuning on {task.name}, steps", step, steps)
         model.hf.eval()
-        predicted = _predict(model, others)
+        predicted = _predict(model, encoded_development)
         hits = sum(guess == label for guess, label in zip(predicted, actual, strict=True))
         score = {"training_loss": total / len(encoded), "accuracy": hits / len(actual)}
         yield score | {task.measure: task.score(predicted, actual)}
+
+
+def _encode(model: Model, labelled: _Labelled, training: Training) -> list[EncodedText]:
+    return model.encode([text for text, _ in labelled], truncate=True, max_tokens=training.limit)
 
 
 @torch.no_grad()
@@ -321,6 +323,6 @@ def like_length_batches(lengths: Sequence[int], size: int, generator: torch.Gene
     pool = size * _BATCHES_IN_A_POOL
     batches = []
     for start in range(0, len(rows), pool):
-        alike = sorted(rows[start : start + pool], key=lambda row: lengths[row])
-        batches += [alike[first : first + size] for first in range(0, len(alike), size)]
+        by_length = sorted(rows[start : start + pool], key=lambda row: lengths[row])
+        batches += [by_length[first : first + size] for first in range(0, len(by_length), size)]
     return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
