@@ -47,10 +47,8 @@ _on_groups = ours.on("groups", data="wikitext", texts=AVERAGED)
 _on_intervals = ours.on("intervals", data="wikitext", texts=AVERAGED)
 
 
-@claims.on("null_dimension", data="wikitext", texts=EXACT)(
-    "null-space-bound", "Section 3.2, Eq. 3 and 6", paper="proved"
-)
-def _null_bound(evidence: Evidence) -> Finding:
+@claims.on("null_dimension", data="wikitext", texts=EXACT)("Section 3.2, Eq. 3 and 6", paper="proved")
+def null_space_bound(evidence: Evidence) -> Finding:
     """T has rank at most min(n, d_v), so its null space has dimension at least n − d_v.
 
     Holds if: rank at most min(keys that the row sees, d_v) in every row, head, layer and text; without a mask a row
@@ -95,10 +93,8 @@ def _correlation(evidence: Evidence) -> Table:
     return evidence.tables["correlation"].dropna(subset="pearson")
 
 
-@claims.on("correlation", data="wikitext", texts=EXACT)(
-    "correlation-one-in-short-texts", "Section 3.5, Fig. 1a", paper="1 below 64 tokens"
-)
-def _one_where_short(evidence: Evidence) -> Finding:
+@claims.on("correlation", data="wikitext", texts=EXACT)("Section 3.5, Fig. 1a", paper="1 below 64 tokens")
+def correlation_one_in_short_texts(evidence: Evidence) -> Finding:
     """Up to d_v tokens, effective attention equals raw attention.
 
     Holds if: Pearson correlation at least 1 − 1e-6 in every text of at most d_v tokens.
@@ -107,9 +103,9 @@ def _one_where_short(evidence: Evidence) -> Finding:
 
 
 @claims.on("correlation", data="wikitext", texts=AVERAGED)(
-    "correlation-falls-with-length", "Section 3.5, Fig. 1a", paper="decreases with sequence length"
+    "Section 3.5, Fig. 1a", paper="decreases with sequence length"
 )
-def _falls_where_long(evidence: Evidence) -> Finding:
+def correlation_falls_with_length(evidence: Evidence) -> Finding:
     """Beyond d_v tokens, the correlation falls with length.
 
     Holds if: over texts of more than d_v tokens, the Spearman correlation of length with Pearson correlation is
@@ -150,16 +146,16 @@ def _peak_disappears(evidence: Evidence, target: str, part: tuple[float, float])
 
 
 _on_types(
-    "sep-peak-disappears",
     "Section 3.5, Fig. 1b and 1c",
+    name="sep-peak-disappears",
     words="Raw attention to [SEP] peaks in middle layers; effective attention does not",
     paper="the peak has disappeared",
     rule=RISE.format("the middle half of the depth"),
 )(partial(_peak_disappears, target="sep", part=MIDDLE))
 
 
-@_on_types("sep-attention-in-null-space", "Section 3.5 and Appendix A.2, Fig. 5", paper="most of it")
-def _mostly_null(evidence: Evidence) -> Finding:
+@_on_types("Section 3.5 and Appendix A.2, Fig. 5", paper="most of it")
+def sep_attention_in_null_space(evidence: Evidence) -> Finding:
     """In middle layers, raw attention to [SEP] lies in the null space.
 
     Holds if: more than half of the raw attention to [SEP], in the layers that lie wholly within the middle half of the
@@ -172,16 +168,16 @@ def _mostly_null(evidence: Evidence) -> Finding:
 
 
 _on_types(
-    "punctuation-peak-disappears",
     "Section 3.5, Fig. 1b and 1c",
+    name="punctuation-peak-disappears",
     words="Raw attention to periods and commas peaks in the deepest layers; effective attention does not",
     paper="a sharp peak in layers 10 to 12, in the null space",
     rule=RISE.format("the last quarter of the depth (at least the last layer)"),
 )(partial(_peak_disappears, target="punctuation", part=DEEP))
 
 
-@_on_types("punctuation-over-special-tokens", "Section 3.5, Fig. 1c", paper="generally")
-def _punctuation_ahead(evidence: Evidence) -> Finding:
+@_on_types("Section 3.5, Fig. 1c", paper="generally")
+def punctuation_over_special_tokens(evidence: Evidence) -> Finding:
     """Periods and commas get more effective attention than [CLS] and [SEP].
 
     Holds if: more than [CLS] and more than [SEP] in more than half of the layers.
@@ -201,12 +197,8 @@ def _on_special(evidence: Evidence) -> Table:
     return head[head["special"]]
 
 
-@_on_passage(
-    "passage-special-tokens-vanish",
-    "Appendix A.3, Fig. 6",
-    paper="vanished; the null space carries all of it",
-)
-def _special_vanish(evidence: Evidence) -> Finding:
+@_on_passage("Appendix A.3, Fig. 6", paper="vanished; the null space carries all of it")
+def passage_special_tokens_vanish(evidence: Evidence) -> Finding:
     """In the passage, effective attention to [CLS] and [SEP] has vanished.
 
     Holds if: less than a tenth of the raw attention to them, in the head that pays them most.
@@ -216,8 +208,8 @@ def _special_vanish(evidence: Evidence) -> Finding:
     return finding(effective < raw / 10, f"raw {raw:.2f}, effective {effective:.2f} in head {special['head'].iloc[0]}")
 
 
-@_on_passage("passage-make-to-them", "Appendix A.3, Fig. 6", paper="“make” to “them”, 48 positions away")
-def _make_them(evidence: Evidence) -> Finding:
+@_on_passage("Appendix A.3, Fig. 6", paper="“make” to “them”, 48 positions away")
+def passage_make_to_them(evidence: Evidence) -> Finding:
     """In the passage, the largest effective weight off the diagonal is from “make” to “them” in the first sentence.
 
     Holds if: in the head that looks most at special tokens, the largest effective weight at least 2 positions away and
@@ -244,10 +236,8 @@ def _certain_mass(evidence: Evidence) -> Table:
     return mean_over_rows(evidence.tables["intervals"], ["certain_mass"], ["text", "tokens"])
 
 
-@ours.on("intervals", data="wikitext", texts=EXACT)(
-    "all-certain-in-short-texts", f"{BESIDE}, next to Fig. 1a", paper=NEW
-)
-def _certain_where_short(evidence: Evidence) -> Finding:
+@ours.on("intervals", data="wikitext", texts=EXACT)(f"{BESIDE}, next to Fig. 1a", paper=NEW)
+def all_certain_in_short_texts(evidence: Evidence) -> Finding:
     """Up to d_v tokens, no other attention gives the same output.
 
     Holds if: determined share at least 1 − 1e-6 in every text of at most d_v tokens.
@@ -255,8 +245,8 @@ def _certain_where_short(evidence: Evidence) -> Finding:
     return _all_one_in_short_texts(_certain_mass(evidence), "certain_mass", evidence.subject.d_value)
 
 
-@_on_intervals("certain-mass-falls-with-length", f"{BESIDE}, next to Fig. 1a", paper=NEW)
-def _falls(evidence: Evidence) -> Finding:
+@_on_intervals(f"{BESIDE}, next to Fig. 1a", paper=NEW)
+def certain_mass_falls_with_length(evidence: Evidence) -> Finding:
     """Beyond d_v tokens, the determined share falls with length.
 
     Holds if: over texts of more than d_v tokens, the Spearman correlation of length with this share is negative with
@@ -280,8 +270,8 @@ def _over_texts(numbers: Table, why: str = "") -> Measurement:
     return Measurement(np.array([values.mean()]), float(values.var(ddof=1)) / len(values))
 
 
-@_on_groups("special-mass-certain-where-effective-loses-it", f"{BESIDE}, next to Fig. 1b and 1c", paper=NEW)
-def _kept_where_lost(evidence: Evidence) -> Finding:
+@_on_groups(f"{BESIDE}, next to Fig. 1b and 1c", paper=NEW)
+def special_mass_certain_where_effective_loses_it(evidence: Evidence) -> Finding:
     """Where effective attention loses special tokens' mass, all alternatives keep most of it.
 
     Holds if: in heads where special tokens (or else the first token) get at least 0.1 of raw and less than a tenth of
@@ -303,8 +293,8 @@ def _kept_where_lost(evidence: Evidence) -> Finding:
     return decide(evidence, [share - MOSTLY], measured)
 
 
-@_on_groups("sep-peak-certain", f"{BESIDE}, next to Fig. 1b and 1c", paper=NEW)
-def _peak_is_certain(evidence: Evidence) -> Finding:
+@_on_groups(f"{BESIDE}, next to Fig. 1b and 1c", paper=NEW)
+def sep_peak_certain(evidence: Evidence) -> Finding:
     """The peak of raw attention to [SEP] in middle layers is in all alternatives.
 
     Holds if: the least possible attention to [SEP] in the layers that lie wholly within the middle half of the depth is
@@ -324,8 +314,8 @@ def _peak_is_certain(evidence: Evidence) -> Finding:
     return decide(evidence, [margin], measured)
 
 
-@_on_intervals("strongest-edge-certain", f"{BESIDE}, next to Section 3.5", paper=NEW)
-def _strongest_is_certain(evidence: Evidence) -> Finding:
+@_on_intervals(f"{BESIDE}, next to Section 3.5", paper=NEW)
+def strongest_edge_certain(evidence: Evidence) -> Finding:
     """Beyond d_v tokens, the strongest edge of most rows is the strongest in all alternatives.
 
     Holds if: in more than half of the rows of texts of more than d_v tokens.

@@ -51,16 +51,16 @@ def _near_paper(
 
 for _depth, _layer, _paper in (("first", 1, 0.306), ("middle", 6, 0.144), ("last", 12, 0.107)):
     _on_own(
-        f"own-contribution-{_depth}-layer",
         "Section 5.2, Fig. 3a",
+        name=f"own-contribution-{_depth}-layer",
         words=f"Median contribution of a token to its own hidden vector after layer {_layer}",
         paper=percent(_paper),
         rule=WITHIN,
     )(partial(_near_paper, curve=_medians, layers=(_layer,), paper=_paper))
 
 
-@_on_own("own-contribution-below-a-third", "Section 5.2, Fig. 3a", paper="less than a third")
-def _below_third(evidence: Evidence) -> Finding:
+@_on_own("Section 5.2, Fig. 3a", paper="less than a third")
+def own_contribution_below_a_third(evidence: Evidence) -> Finding:
     """After the first layer, the token itself contributes less than a third.
 
     Holds if: median at layer 1 below 1/3.
@@ -69,8 +69,8 @@ def _below_third(evidence: Evidence) -> Finding:
     return decide(evidence, [1 / 3 - median], str(median))
 
 
-@_on_own("own-contribution-falls", "Section 5.2, Fig. 3a", paper="monotonically")
-def _own_falls(evidence: Evidence) -> Finding:
+@_on_own("Section 5.2, Fig. 3a", paper="monotonically")
+def own_contribution_falls(evidence: Evidence) -> Finding:
     """A token's contribution to its own hidden vector decreases monotonically with depth.
 
     Holds if: median lower at every layer than at the layer before.
@@ -83,8 +83,8 @@ def _early(evidence: Evidence) -> int:
     return evidence.subject.layers_within(0.0, 1 / 4)[-1]
 
 
-@_on_own("own-token-largest", "Section 5.2, Fig. 3b", paper="generally")
-def _outweighed_below_half(evidence: Evidence) -> Finding:
+@_on_own("Section 5.2, Fig. 3b", paper="generally")
+def own_token_largest(evidence: Evidence) -> Finding:
     """The token itself generally contributes most.
 
     Holds if: P̃, the share of tokens that another token outweighs, below one half at every layer.
@@ -94,8 +94,8 @@ def _outweighed_below_half(evidence: Evidence) -> Finding:
     return decide(evidence, [0.5 - share for share in shares], measured)
 
 
-@claims.on("own {norm}", texts=RARE)("outweighed-never-early", "Section 5.2, Fig. 3b", paper="P̃ = 0 up to layer 3")
-def _never_outweighed_early(evidence: Evidence) -> Finding:
+@claims.on("own {norm}", texts=RARE)("Section 5.2, Fig. 3b", paper="P̃ = 0 up to layer 3")
+def outweighed_never_early(evidence: Evidence) -> Finding:
     """In the first three layers, the token itself always contributes most.
 
     Holds if: P̃ exactly 0 in the layers that lie wholly within the first quarter of the depth (at least the first
@@ -109,23 +109,23 @@ def _never_outweighed_early(evidence: Evidence) -> Finding:
 
 
 _on_own(
-    "outweighed-middle-layer",
     "Section 5.2, Fig. 3b",
+    name="outweighed-middle-layer",
     words="Share of tokens outweighed by another token at layer 6",
     paper="18 %",
     rule=WITHIN,
 )(partial(_near_paper, curve=_outweighed, layers=(6,), paper=0.18))
 _on_own(
-    "outweighed-last-two-layers",
     "Section 5.2, Fig. 3b",
+    name="outweighed-last-two-layers",
     words="Share of tokens outweighed by another token at the last two layers",
     paper="30 %",
     rule=f"both {WITHIN}",
 )(partial(_near_paper, curve=_outweighed, layers=(11, 12), paper=0.30))
 
 
-@_on_own("outweighed-rises", "Section 5.2, Fig. 3b", paper="monotonically")
-def _outweighed_rises(evidence: Evidence) -> Finding:
+@_on_own("Section 5.2, Fig. 3b", paper="monotonically")
+def outweighed_rises(evidence: Evidence) -> Finding:
     """After the third layer, P̃ increases monotonically.
 
     Holds if: from the last layer that lies wholly within the first quarter of the depth (or the first layer) on, no
@@ -140,10 +140,8 @@ def _outweighed_rises(evidence: Evidence) -> Finding:
     return decide(evidence, [shares.last - shares.first, *drops.values()], measured)
 
 
-@claims.on("own {norm}", "rates", texts=LEARNED)(
-    "outweighed-above-identifiability-error", "Section 5.2, Fig. 3b", paper="always"
-)
-def _outweighed_above_error(evidence: Evidence) -> Finding:
+@claims.on("own {norm}", "rates", texts=LEARNED)("Section 5.2, Fig. 3b", paper="always")
+def outweighed_above_identifiability_error(evidence: Evidence) -> Finding:
     """P̃ is always higher than the identifiability error.
 
     Holds if: P̃ above 1 − linear-cosine rate at every layer; layers where both are 0 do not count.

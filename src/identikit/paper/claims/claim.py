@@ -131,15 +131,21 @@ class Claims(dict[str, Claim]):
     ) -> Callable[..., Callable[[Judge], Judge]]:
         """Return the decorator for claims that need these tables; the options are fields of `Claim`.
 
-        A function that judges several claims has their `words` and `rule` in the decorator instead of its docstring.
+        A claim has the name of its function, and the words and the rule of its docstring. A function that judges
+        several claims has them in the decorator instead.
         """
 
-        def claim(name: str, where: str, *, paper: str, words: str = "", rule: str = "") -> Callable[[Judge], Judge]:
+        def claim(
+            where: str, *, paper: str, name: str = "", words: str = "", rule: str = ""
+        ) -> Callable[[Judge], Judge]:
             def add(judge: Judge) -> Judge:
                 paragraphs = [" ".join(paragraph.split()) for paragraph in (judge.__doc__ or "").split("\n\n")]
+                claim_name = name or judge.__name__.replace("_", "-")
                 claim_words = words or paragraphs[0].removesuffix(".")
                 claim_rule = rule or paragraphs[1].removeprefix("Holds if: ").removesuffix(".")
-                self[name] = Claim(name, where, claim_words, paper, claim_rule, needs, data, texts, only, judge)
+                self[claim_name] = Claim(
+                    claim_name, where, claim_words, paper, claim_rule, needs, data, texts, only, judge
+                )
                 return judge
 
             return add

@@ -59,16 +59,16 @@ def _group_peaks(evidence: Evidence, distance: str, early: bool) -> Finding:
 
 
 _on_groups(
-    "nearest-neighbours-early",
     "Section 5.3, Fig. 4a",
+    name="nearest-neighbours-early",
     words="The nearest neighbours contribute more in the first layers than in later ones",
     paper="significantly more",
     rule="the largest share is in the first half of the layers, and the average there is at least 1.1 times that in "
     "the second half",
 )(partial(_group_peaks, distance="1", early=True))
 _on_groups(
-    "distant-neighbours-deep",
     "Section 5.3, Fig. 4a",
+    name="distant-neighbours-deep",
     words="Neighbours from the 11th on contribute most in deeper layers",
     paper="most",
     rule="the largest share is in the second half of the layers, and the average there is at least 1.1 times that in "
@@ -120,8 +120,8 @@ def _at_every_layer(ahead: Table, remark: str) -> Finding:
     return finding(ahead.all(), measured + remark)
 
 
-@_on_offsets("nearest-contribute-most-in-total", "Section 5.3, Fig. 4b", paper="consistently")
-def _nearest_in_total(evidence: Evidence) -> Finding:
+@_on_offsets("Section 5.3, Fig. 4b", paper="consistently")
+def nearest_contribute_most_in_total(evidence: Evidence) -> Finding:
     """The nearest neighbours contribute most regardless of depth.
 
     Holds if: in total over tokens (column share), left and right together, tokens 1 away contribute more than those at
@@ -132,8 +132,8 @@ def _nearest_in_total(evidence: Evidence) -> Finding:
     return _at_every_layer(nearest > further.max(axis=1), _weaker_side_in_words(evidence, shares))
 
 
-@_on_offsets("nearest-contribute-most-per-pair", "Section 5.3, Fig. 4b", paper="not reported")
-def _nearest_per_pair(evidence: Evidence) -> Finding:
+@_on_offsets("Section 5.3, Fig. 4b", paper="not reported")
+def nearest_contribute_most_per_pair(evidence: Evidence) -> Finding:
     """Per pair too, the nearest neighbours contribute most regardless of depth (totals also fall because there are
     fewer distant pairs).
 
@@ -160,8 +160,8 @@ def _shown_layers(evidence: Evidence) -> list[int]:
     return sorted({evidence.subject.named_layers[layer] for layer in (1, 6, 12)})
 
 
-@_on_offsets("distant-contributions-grow", "Section 5.3, Fig. 4b", paper="an increase")
-def _distant_grow(evidence: Evidence) -> Finding:
+@_on_offsets("Section 5.3, Fig. 4b", paper="an increase")
+def distant_contributions_grow(evidence: Evidence) -> Finding:
     """Distant contributions increase at later layers.
 
     Holds if: the share of offsets beyond 10 rises from the first to the middle to the last layer.
@@ -181,8 +181,8 @@ def _around_separator(evidence: Evidence) -> Table:
     return shares.loc[_shown_layers(evidence)]
 
 
-@_to_cls("cls-gathers-beside-separator", "Appendix C.3, Fig. 18b", paper="offsets −1 and +1")
-def _beside_separator(evidence: Evidence) -> Finding:
+@_to_cls("Appendix C.3, Fig. 18b", paper="offsets −1 and +1")
+def cls_gathers_beside_separator(evidence: Evidence) -> Finding:
     """The tokens right before and after the first [SEP] contribute most to [CLS].
 
     Holds if: they are the two largest at the first, middle and last layer.
@@ -193,8 +193,8 @@ def _beside_separator(evidence: Evidence) -> Finding:
     return finding(all(pair == [-1, 1] for pair in largest.values()), measured, evidence.subject.stand_in(6, 12))
 
 
-@_to_cls("cls-gathers-from-second-sentence", "Appendix C.3, Fig. 18b", paper="more")
-def _second_sentence(evidence: Evidence) -> Finding:
+@_to_cls("Appendix C.3, Fig. 18b", paper="more")
+def cls_gathers_from_second_sentence(evidence: Evidence) -> Finding:
     """The second sentence contributes more to [CLS] than the first.
 
     Holds if: after the first [SEP], including the closing one, at least 5 points more in total than before it, and at
@@ -217,10 +217,8 @@ def _second_sentence(evidence: Evidence) -> Finding:
     return finding(ahead.all(), measured, evidence.subject.stand_in(6, 12))
 
 
-@claims.on("offsets {norm}", texts=RARE, only=True)(
-    "cls-gathers-from-position-30", "Appendix C.3, Fig. 18a", paper="around 30"
-)
-def _cls_from_afar(evidence: Evidence) -> Finding:
+@claims.on("offsets {norm}", texts=RARE, only=True)("Appendix C.3, Fig. 18a", paper="around 30")
+def cls_gathers_from_position_30(evidence: Evidence) -> Finding:
     """[CLS] gathers mainly from around position 30, the middle of the texts.
 
     Holds if: the largest total is at a position from 20 to 40 at the first, middle and last layer.
@@ -237,8 +235,8 @@ def _medians_by_tag(evidence: Evidence, layer: int, fewest: int = FEWEST) -> dic
     return {row["tag"]: (measured_median(row, float(row["tokens"])), int(row["tokens"])) for row in rows}
 
 
-@_on_tags("cls-keeps-itself-first-layer", "Appendix C.5", paper="over 40 %")
-def _cls_keeps(evidence: Evidence) -> Finding:
+@_on_tags("Appendix C.5", paper="over 40 %")
+def cls_keeps_itself_first_layer(evidence: Evidence) -> Finding:
     """After layer 1, [CLS] keeps over 40 % of itself.
 
     Holds if: median above 40 %.
@@ -251,12 +249,11 @@ def _cls_keeps(evidence: Evidence) -> Finding:
 
 
 @_on_tags(
-    "other-tags-keep-less-first-layer",
     "Appendix C.5",
     paper="less than 35 %",
     rule=f"median below 35 % for every tag but [CLS] that has at least {FEWEST} tokens",
 )
-def _others_keep_less(evidence: Evidence) -> Finding:
+def other_tags_keep_less_first_layer(evidence: Evidence) -> Finding:
     """After layer 1, every other part of speech keeps less than 35 %."""
     medians = {tag: median for tag, (median, _) in _medians_by_tag(evidence, 1).items() if tag not in OPENING}
     require(medians, f"no part of speech has {FEWEST} tokens")
@@ -268,13 +265,12 @@ def _others_keep_less(evidence: Evidence) -> Finding:
 
 
 @_on_tags(
-    "content-words-keep-more",
     "Appendix C.5",
     paper="more",
     rule=f"each of the four at least 1.05 times function words; medians of Penn tags with at least {FEWEST} tokens, "
     "weighted by their numbers of tokens",
 )
-def _content_over_function(evidence: Evidence) -> Finding:
+def content_words_keep_more(evidence: Evidence) -> Finding:
     """At the last layer, nouns, verbs, adjectives and adverbs keep more of themselves than function words."""
     tags = _medians_by_tag(evidence, evidence.subject.n_layers)
 
@@ -316,8 +312,8 @@ def _context_of(evidence: Evidence, word: str, sources: tuple[str, ...]) -> Find
 _on_sentence = claims.on("sentence", data="", texts=EXACT)
 for _word, _figure, _sources in (("he", 20, ("said",)), ("long", 23, ("term", "long")), ("strategy", 24, ("growth",))):
     _on_sentence(
-        f"context-of-{_word}",
         f"Appendix C.4, Fig. {_figure}",
+        name=f"context-of-{_word}",
         words=f"In the example, “{_word}” takes most of its context from “{'” or “'.join(_sources)}”",
         paper="most",
         rule="it is the largest contributor besides the word itself at more than half of the layers",

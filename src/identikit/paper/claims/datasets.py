@@ -20,8 +20,8 @@ for _data, _where, _texts, _tokens in (
     ("mnli-500", "Appendix D.1", 500, 19_839),
 ):
     claims.on(texts=WHOLE, data=_data, only=True)(
-        f"{_data}-size",
         _where,
+        name=f"{_data}-size",
         words="The dataset has this size",
         paper=f"{_texts:,} texts" + (f", {_tokens:,} tokens" if _tokens else ""),
         rule="the same numbers",
@@ -40,8 +40,8 @@ for _data, _where, _shortest, _longest, _mean in (
     ("mnli", "Appendix D", 6, 128, 39),
 ):
     claims.on("lengths", texts=WHOLE, data=_data, only=True)(
-        f"{_data}-lengths",
         _where,
+        name=f"{_data}-lengths",
         words="Its texts have this many tokens",
         paper=f"{_shortest} to {_longest}, {_mean} on average",
         rule="the same numbers",
@@ -57,8 +57,8 @@ def _chance(evidence: Evidence, paper: str) -> Finding:
 
 for _data, _paper in (("mrpc", "1.7"), ("cola", "9"), ("mnli", "2.6")):
     claims.on(texts=WHOLE, data=_data, only=True)(
-        f"{_data}-chance",
         "Appendix D.1",
+        name=f"{_data}-chance",
         words="Guessing at random recovers 1 over the average length",
         paper=f"{_paper} %",
         rule="the same number when rounded like the paper's",

@@ -73,15 +73,15 @@ def _last_rate(evidence: Evidence, paper: float, one_split: bool) -> Finding:
 
 
 _on_rates(
-    "linear-cosine-last-layer",
     "Section 4.2, Fig. 2a",
+    name="linear-cosine-last-layer",
     words="A linear map recovers most tokens from the last layer under cosine distance",
     paper="93 %",
     rule="within 2 points of the paper's number, mean over folds",
 )(partial(_last_rate, paper=0.93, one_split=False))
 _on_rates(
-    "linear-cosine-last-layer-one-split",
     "Section 4.2, Fig. 2b",
+    name="linear-cosine-last-layer-one-split",
     words="The same number in the experiment across layers, which uses one split",
     paper="94 %",
     rule="within 2 points of the paper's number, first fold",
@@ -106,20 +106,16 @@ def other_maps_in_words(evidence: Evidence, name: str, judged: str) -> str:
 
 
 _on_rates(
-    "linear-over-naive",
     "Section 4.2, Fig. 2a",
+    name="linear-over-naive",
     words="A linear map recovers more tokens than the hidden vector itself",
     paper="more",
     rule="higher on average over layers and at the last layer, cosine distance",
 )(partial(_ahead, better=("linear", "cosine"), worse=("naive", "cosine")))
 
 
-@claims.on("rates", texts=AVERAGED)(
-    "naive-close-in-early-layers",
-    "Section 4.2, Fig. 2a",
-    paper="close up to layer 4, then a linear decrease",
-)
-def _naive_close_early(evidence: Evidence) -> Finding:
+@claims.on("rates", texts=AVERAGED)("Section 4.2, Fig. 2a", paper="close up to layer 4, then a linear decrease")
+def naive_close_in_early_layers(evidence: Evidence) -> Finding:
     """Hidden vectors stay close to their inputs up to layer 4, then drift away.
 
     Holds if: naive rate at least 90 % in the layers that lie wholly within the first third of the depth (at least the
@@ -147,8 +143,8 @@ def linear_cosine(evidence: Evidence) -> Curve:
     return own_layer(evidence, "linear", "cosine")
 
 
-@_on_rates("mostly-identifiable", "Section 4.2, Fig. 2a", paper="mostly, 93 % at the end")
-def _above_half(evidence: Evidence) -> Finding:
+@_on_rates("Section 4.2, Fig. 2a", paper="mostly, 93 % at the end")
+def mostly_identifiable(evidence: Evidence) -> Finding:
     """Tokens remain mostly identifiable throughout.
 
     Holds if: linear-cosine rate above one half at every layer.
@@ -158,8 +154,8 @@ def _above_half(evidence: Evidence) -> Finding:
     return decide(evidence, [rate - 0.5 for rate in rates], f"{percent(least)} or more")
 
 
-@_on_rates("rate-falls-with-depth", "Section 4.2, Fig. 2a", paper="decreases")
-def _rate_falls(evidence: Evidence) -> Finding:
+@_on_rates("Section 4.2, Fig. 2a", paper="decreases")
+def rate_falls_with_depth(evidence: Evidence) -> Finding:
     """The identifiability rate decreases with depth.
 
     Holds if: linear-cosine rate lower at the last layer than at the first, and at no layer half a point above the layer
@@ -169,8 +165,8 @@ def _rate_falls(evidence: Evidence) -> Finding:
 
 
 _on_rates(
-    "cosine-over-l2",
     "Section 4.2, Fig. 2a",
+    name="cosine-over-l2",
     words="Cosine distance recovers more tokens than L2 distance",
     paper="more",
     rule="linear maps: higher on average over layers and at the last layer",
@@ -183,8 +179,8 @@ def across(evidence: Evidence, map: str = "linear", distance: str = "cosine") ->
     return {int(layer): by_layer(of_layer, "test_layer") for layer, of_layer in frame.groupby("layer", sort=True)}
 
 
-@_on_rates("first-map-fails-late", "Section 4.2, Fig. 2b", paper="drops to below 70 %")
-def _first_map_fails_late(evidence: Evidence) -> Finding:
+@_on_rates("Section 4.2, Fig. 2b", paper="drops to below 70 %")
+def first_map_fails_late(evidence: Evidence) -> Finding:
     """The map fitted to layer 1 fails at the last two layers.
 
     Holds if: linear-cosine rate at least 70 % at layer 1 and below 70 % at the last two layers (in a model of two
@@ -200,8 +196,8 @@ def _first_map_fails_late(evidence: Evidence) -> Finding:
     return decide(evidence, margins, rates.in_words(first, *late), evidence.subject.stand_in(*papers))
 
 
-@_on_rates("last-map-serves-early-layers", "Section 4.2, Fig. 2b", paper="almost monotonically")
-def _last_map_serves_early(evidence: Evidence) -> Finding:
+@_on_rates("Section 4.2, Fig. 2b", paper="almost monotonically")
+def last_map_serves_early_layers(evidence: Evidence) -> Finding:
     """The map fitted to the last layer does better the earlier the layer it is tested on.
 
     Holds if: linear-cosine rate higher at the first layer than at the last, and no layer more than a point above the
@@ -228,8 +224,8 @@ def transfer(evidence: Evidence, kinds: tuple[tuple[str, str], ...]) -> Finding:
 
 
 _on_rates(
-    "late-maps-transfer",
     "Section 4.2, Fig. 2b",
+    name="late-maps-transfer",
     words="Maps of late layers transfer to early layers, but not the reverse",
     paper="well, against badly",
     rule="average loss against the linear-cosine map of the tested layer: on earlier layers less than half of that on "
@@ -237,8 +233,8 @@ _on_rates(
 )(partial(transfer, kinds=(("linear", "cosine"),)))
 
 
-@_on_rates("drop-to-last-layer", "Section 4.2, Fig. 2b", paper="a sudden drop")
-def _drop_to_last(evidence: Evidence) -> Finding:
+@_on_rates("Section 4.2, Fig. 2b", paper="a sudden drop")
+def drop_to_last_layer(evidence: Evidence) -> Finding:
     """The map of the second to last layer drops suddenly at the last.
 
     Holds if: linear-cosine rate falls more there than between any other two neighbouring layers.

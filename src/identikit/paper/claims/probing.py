@@ -39,8 +39,8 @@ _on_single_layers = claims.on("previous", texts=AVERAGED)
 _on_neighbours = claims.on("neighbours", texts=LEARNED)
 
 _on_rates(
-    "late-maps-transfer-in-all-maps",
     "Appendix B.3, Fig. 8 to 10",
+    name="late-maps-transfer-in-all-maps",
     words="Maps of late layers transfer to early layers, but not the reverse, for MLPs and under L2 too",
     paper="considerably worse to later layers",
     rule="as for late-maps-transfer, for linear and MLP maps under both distances",
@@ -56,8 +56,8 @@ def _elsewhere(evidence: Evidence, map: str, distance: str) -> tuple[Measurement
     return mean, average(rates[tested][tested] for _, tested in pairs) - mean
 
 
-@_on_rates("linear-maps-generalise-better", "Appendix B.3, Fig. 8 to 10", paper="better")
-def _linear_generalises_better(evidence: Evidence) -> Finding:
+@_on_rates("Appendix B.3, Fig. 8 to 10", paper="better")
+def linear_maps_generalise_better(evidence: Evidence) -> Finding:
     """Linear maps generalise better across layers than MLPs.
 
     Holds if: rate on layers other than their own, averaged over pairs of layers: at least half a point above that of
@@ -83,8 +83,8 @@ def _by_share(evidence: Evidence) -> dict[float, Measurement]:
     return rates
 
 
-@_on_shares("rate-by-data-share", "Appendix B.2", paper="0.74, 0.80, 0.81, 0.82")
-def _data_shares(evidence: Evidence) -> Finding:
+@_on_shares("Appendix B.2", paper="0.74, 0.80, 0.81, 0.82")
+def rate_by_data_share(evidence: Evidence) -> Finding:
     """Rate of an MLP under L2 at layer 11, trained on 50, 80, 90 and 100 % of the training data.
 
     Holds if: each within 0.02 of the paper's number.
@@ -95,8 +95,8 @@ def _data_shares(evidence: Evidence) -> Finding:
     return decide(evidence, margins, measured, evidence.subject.stand_in(11))
 
 
-@_on_shares("more-data-gains-little", "Appendix B.2", paper="1 point from the last tenth")
-def _more_data_gains_little(evidence: Evidence) -> Finding:
+@_on_shares("Appendix B.2", paper="1 point from the last tenth")
+def more_data_gains_little(evidence: Evidence) -> Finding:
     """The MLP would gain little from more data.
 
     Holds if: the last tenth of the data adds at most 2 points.
@@ -106,8 +106,8 @@ def _more_data_gains_little(evidence: Evidence) -> Finding:
     return decide(evidence, [POINTS - gain], f"{100 * gain.value:.1f} points", evidence.subject.stand_in(11))
 
 
-@_on_rates("linear-and-mlp-overfit-alike", "Appendix B.2, Fig. 7", paper="to the same degree")
-def _overfit_alike(evidence: Evidence) -> Finding:
+@_on_rates("Appendix B.2, Fig. 7", paper="to the same degree")
+def linear_and_mlp_overfit_alike(evidence: Evidence) -> Finding:
     """Linear maps and MLPs overfit to the same degree under L2.
 
     Holds if: for both, the training rate is above the test rate on average over layers, and the larger gap is at most
@@ -124,8 +124,8 @@ def _overfit_alike(evidence: Evidence) -> Finding:
     return decide(evidence, margins, measured)
 
 
-@_on_rates("linear-and-mlp-equal-under-cosine", "Appendix B.2", paper="almost equally")
-def _equal_under_cosine(evidence: Evidence) -> Finding:
+@_on_rates("Appendix B.2", paper="almost equally")
+def linear_and_mlp_equal_under_cosine(evidence: Evidence) -> Finding:
     """Under cosine distance, linear maps and MLPs do almost equally well.
 
     Holds if: rates within 2 points of each other at every layer.
@@ -146,8 +146,8 @@ def _naive_across_single(evidence: Evidence) -> tuple[Measurement, Measurement]:
     return cosine.mean, l2.mean
 
 
-@_on_single_layers("single-layers-change-little", "Appendix B.4, Fig. 11", paper="well")
-def _single_layers_easy(evidence: Evidence) -> Finding:
+@_on_single_layers("Appendix B.4, Fig. 11", paper="well")
+def single_layers_change_little(evidence: Evidence) -> Finding:
     """Across a single layer, even the naive lookup does well.
 
     Holds if: at least 80 % on average over layers, both distances.
@@ -157,8 +157,8 @@ def _single_layers_easy(evidence: Evidence) -> Finding:
     return decide(evidence, [cosine - 0.8, l2 - 0.8], measured)
 
 
-@_on_single_layers("single-layers-keep-angle", "Appendix B.4, Fig. 11", paper="cosine above L2")
-def _single_layers_keep_angle(evidence: Evidence) -> Finding:
+@_on_single_layers("Appendix B.4, Fig. 11", paper="cosine above L2")
+def single_layers_keep_angle(evidence: Evidence) -> Finding:
     """A single layer changes the angle of a vector less than its length.
 
     Holds if: naive rate higher under cosine than under L2, on average over layers.
@@ -168,8 +168,8 @@ def _single_layers_keep_angle(evidence: Evidence) -> Finding:
     return decide(evidence, [cosine - l2], measured, other_maps_in_words(evidence, "previous", "naive"))
 
 
-@claims.on("previous", texts=LEARNED)("later-single-layers-harder", "Appendix B.4, Fig. 11", paper="on average")
-def _later_layers_harder(evidence: Evidence) -> Finding:
+@claims.on("previous", texts=LEARNED)("Appendix B.4, Fig. 11", paper="on average")
+def later_single_layers_harder(evidence: Evidence) -> Finding:
     """Tokens are harder to identify across later layers.
 
     Holds if: rate over all maps and distances lower in the second half of the layers than in the first.
@@ -216,15 +216,15 @@ for _data, _figure in (("mrpc", 12), ("cola", 13)):
         only=_data == "cola",  # which must not repeat MRPC
     )
     _on_tuned(
-        f"finetuning-hurts-l2-{_data}",
         f"Appendix B.4, Fig. {_figure}",
+        name=f"finetuning-hurts-l2-{_data}",
         words="Fine-tuning hurts the L2 lookup across the last layer",
         paper="a remarkable decrease",
         rule="naive L2 rate at least 10 points lower than before fine-tuning",
     )(_finetuning_hurts_l2)
     _on_tuned(
-        f"finetuning-spares-cosine-{_data}",
         f"Appendix B.4, Fig. {_figure}",
+        name=f"finetuning-spares-cosine-{_data}",
         words="Fine-tuning affects the cosine lookup across the last layer much less than the L2 lookup",
         paper="much less",
         rule="the naive L2 rate falls, and the cosine rate falls or rises by less than half as much",
@@ -237,10 +237,8 @@ def _neighbours(evidence: Evidence) -> Table:
     return frame.assign(away=frame["offset"].abs())
 
 
-@claims.on("rates", "neighbours", texts=LEARNED)(
-    "neighbours-recovered-less", "Appendix B.5, Fig. 14 to 17", paper="to a much lower degree"
-)
-def _neighbours_less(evidence: Evidence) -> Finding:
+@claims.on("rates", "neighbours", texts=LEARNED)("Appendix B.5, Fig. 14 to 17", paper="to a much lower degree")
+def neighbours_recovered_less(evidence: Evidence) -> Finding:
     """Neighbouring tokens are recovered far less often than the token itself.
 
     Holds if: less at every layer, map and distance, and by at least 20 points on average.
@@ -261,8 +259,8 @@ def _neighbours_less(evidence: Evidence) -> Finding:
     return decide(evidence, [*margins, token_mean - neighbour_mean - 0.2], measured)
 
 
-@_on_neighbours("neighbours-fall-with-distance", "Appendix B.5, Fig. 14 to 17", paper="drops with k")
-def _neighbours_fall_with_distance(evidence: Evidence) -> Finding:
+@_on_neighbours("Appendix B.5, Fig. 14 to 17", paper="drops with k")
+def neighbours_fall_with_distance(evidence: Evidence) -> Finding:
     """The further away a neighbour is, the less often it is recovered.
 
     Holds if: average over layers, sides, maps and distances falls from 1 to 2 to 3 positions away.
@@ -272,8 +270,8 @@ def _neighbours_fall_with_distance(evidence: Evidence) -> Finding:
     return decide(evidence, [-1.0 * rise for rise in rates.rises().values()], measured)
 
 
-@_on_neighbours("neighbours-fall-with-depth", "Appendix B.5, Fig. 14 to 17", paper="drops with depth")
-def _neighbours_fall_with_depth(evidence: Evidence) -> Finding:
+@_on_neighbours("Appendix B.5, Fig. 14 to 17", paper="drops with depth")
+def neighbours_fall_with_depth(evidence: Evidence) -> Finding:
     """The deeper the layer, the less often neighbours are recovered.
 
     Holds if: average lower at the last layer than at the first, and at no layer half a point above the layer before.
@@ -281,8 +279,8 @@ def _neighbours_fall_with_depth(evidence: Evidence) -> Finding:
     return decide_fall(evidence, by_layer(_neighbours(evidence)), NOISE)
 
 
-@_on_neighbours("left-and-right-differ", "Appendix B.5, Fig. 14 to 17", paper="different behaviour")
-def _left_and_right_differ(evidence: Evidence) -> Finding:
+@_on_neighbours("Appendix B.5, Fig. 14 to 17", paper="different behaviour")
+def left_and_right_differ(evidence: Evidence) -> Finding:
     """Left and right neighbours are recovered differently.
 
     Holds if: average over positions, maps and distances on the left at least 5 points away from that on the right, at
