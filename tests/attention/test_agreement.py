@@ -87,6 +87,23 @@ def test_sources_that_a_measure_has_no_number_for_are_left_out(model: ik.Model):
     assert float(found.correlation[0, 1]) == pytest.approx(np.mean(by_token), abs=1e-9)
 
 
+def test_every_text_has_its_target(model: ik.Model):
+    names = ("gradient", "relevance")
+    together = ik.agreement(model, TEXTS[:2], names, target="w5")
+    alone = [ik.agreement(model, text, names, target="w5").correlation for text in TEXTS[:2]]
+    torch.testing.assert_close(together.correlation, torch.stack(alone).mean(0))
+    with pytest.raises(ik.InputError, match="none of these measures needs one"):
+        ik.agreement(model, TEXTS[0], ["mean"], target="w5")
+
+
+def test_a_result_of_another_text_is_refused(model: ik.Model):
+    def other(model: ik.Model, text: object) -> ik.Result:
+        return ik.token_attribution(model, [3] * len(ik.effective_attention(model, text).tokens))
+
+    with pytest.raises(ik.InputError, match="other gave a result of another text"):
+        ik.agreement(model, TEXTS[0], ["mean", other])
+
+
 def test_agreement_says_and_draws_what_it_found(found, tmp_path: Path):
     assert "rollout: at least 0." in str(found) and "token_attribution" in str(found) and "±" in str(found)
     assert [*found.to_frame()] == ["measure", "other", "correlation", "correlation_stderr"]

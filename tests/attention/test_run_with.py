@@ -96,6 +96,9 @@ def test_weights_on_keys_that_are_not_seen_are_refused():
     row = ik.effective_attention(tiny.shared("llama"), TEXTS[0]).sel(**WHERE, query=2)
     with pytest.raises(InputError, match="must be 0 where a query does not see the key"):
         row.run_with(torch.ones(len(row.tokens)))
+    with pytest.raises(InputError, match="must be 0 where a query does not see the key"):
+        row.sel(key=[4, 5]).run_with(1)
+    assert row.sel(key=[4, 5]).run_with(0).hidden < 1e-6
     assert row.run_with(1).hidden > 0  # one number goes to the keys that are seen
 
 

@@ -45,6 +45,7 @@ def test_a_result_gives_tokens_words_and_model():
         (TOKENS, "abc", "expected numbers"),
         ("abc", [1.0, 2.0, 3.0], "expected several strings"),
         ([1, 2, 3], [1.0, 2.0, 3.0], "expected several strings"),
+        ({"a", "b"}, [1.0, 2.0], "expected several strings"),  # in which order?
         ([], [], "axis of inputs"),
     ],
 )

@@ -59,6 +59,8 @@ def agreement(
     bounding = Bounding.checked(math.inf if seconds is None else seconds)
     progress = function("progress", progress)
     requested = named_measures(measures, tuple(MEASURE_KINDS))
+    if target is not None and not any(name in MEASURE_KINDS and MEASURE_KINDS[name].needs_target for name in requested):
+        raise InputError("target= cannot be used here: none of these measures needs one. Leave it out.")
     model = checked_model(model)
     text_runs = run_texts(model, texts, layers=model.attention_layers, truncate=truncate)
     comparisons = []
@@ -130,6 +132,8 @@ def ranking_of_function(name: str, function: Callable[[Model, object], object], 
     """Return what a function makes of a text; its range is unknown, so it counts as the same in all alternatives."""
     returned = call_user_function(f"measures=: {name}", function, text_run.model, text_run.text)
     scores = _result_scores(name, returned) if isinstance(returned, Result) else _real_scores(name, returned)
+    if isinstance(returned, Result) and returned.tokens != text_run.tokens:
+        raise InputError(f"{name} gave a result of another text, or of its words: its tokens differ.")
     n = len(text_run.tokens)
     if scores.shape != (n, n):
         raise InputError(f"{name} gave numbers of the shape {tuple(scores.shape)}, and ({n}, {n}) is expected.")

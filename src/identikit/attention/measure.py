@@ -205,7 +205,7 @@ class MeasuredText:
         """What gradients and logits are of."""
         text_run = self.captured.text_run
         target = checked_target(text_run.model, text_run, self.target)
-        if target.runs != (text_run,):
+        if len(target.runs) > 1:
             raise InputError(f"The {target.label} compares two texts that are read apart, and attention is of one.")
         return target
 

@@ -275,7 +275,7 @@ class EffectiveAttention(Result):
         numbers = real_numbers("weights", weights, [len(axis) for axis in self.axes if not axis.single])
         visible = self.read("visible")[:, None]
         replaced = numbers.to(visible.device).reshape(shape if numbers.ndim else [1] * len(shape)).expand(shape)
-        if numbers.ndim and bool((replaced.masked_fill(visible, 0.0) != 0).any()):
+        if (numbers.ndim or not visible.any()) and bool((replaced.masked_fill(visible, 0.0) != 0).any()):
             raise InputError("run_with(): weights must be 0 where a query does not see the key (the mask hides it).")
         return captured.change(
             {axis.name: axis.source_indices for axis in self.axes}, replaced.masked_fill(~visible, 0.0)

@@ -1,6 +1,6 @@
 """Anybody's scores of tokens as a Result, and the attributions of Captum on our reading of a text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -48,7 +48,7 @@ def scores(tokens: object, array: object, *, name: str) -> Scores:
         about = {key: tokens.about.get(key) for key in ("tokens", "special", "words")}
         provenance = replace(tokens.provenance, settings={"name": name})
     else:
-        if not is_collection(tokens) or not all(map(is_unicode, tokens)):
+        if not is_collection(tokens) or isinstance(tokens, Set) or not all(map(is_unicode, tokens)):
             raise InputError(f"tokens={shortened(tokens)} cannot be used: expected several strings, or a Result.")
         about = {"tokens": list(tokens), "special": [False] * len(tokens), "words": []}
         dtype = str(numbers.dtype).removeprefix("torch.")
