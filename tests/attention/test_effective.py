@@ -156,6 +156,10 @@ def test_pearson_is_over_visible_entries():
     assert torch.allclose(result.pearson("visible")[10], row)
     assert result.pearson("visible")[0].isnan()
     assert (result.pearson("visible")[1:4] == 1).all()
+    row = result.sel(layer=1, head=2, query=9)
+    assert torch.allclose(row.pearson(), coefficient(row.raw[:10], row.effective[:10]))
+    assert row.pearson("head").shape == ()
+    assert torch.allclose(result.sel(head=[2]).pearson("head")[:, 0], result.pearson("head")[:, 2])
 
 
 def test_images_are_texts_of_patches():
@@ -247,12 +251,3 @@ def test_a_selection_is_verified_in_its_rows_alone():
     assert int(identifiable.null_dim.max()) == 0 and identifiable.verify().hidden < 1e-6
     with pytest.raises(ik.InputError, match="but not keys"):
         rough.sel(key=2).verify()
-
-
-def test_correlation_of_a_selection_is_over_its_rows():
-    model = tiny.loaded("bert", dtype=torch.float64)
-    result = ik.effective_attention(model, TEXTS[0])
-    row = result.sel(layer=1, head=2, query=3)
-    expected = torch.corrcoef(torch.stack([row.raw, row.effective]))[0, 1]
-    assert torch.allclose(row.pearson(), expected) and row.pearson("head").shape == ()
-    assert torch.allclose(result.sel(head=[2]).pearson("head")[:, 0], result.pearson("head")[:, 2])

@@ -34,10 +34,14 @@ def literal(attention: Any, sample: RowSample, seed: int) -> list[float]:
     return shares
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
-def test_shuffled_rows_are_bounded_exactly(family: str):
-    attention = ik.effective_attention(tiny.loaded(family), TEXT)
-    sample = sample_rows(attention, [[0]], seconds=None, seed=0)
+@pytest.fixture(scope="module", params=["bert", "llama"])
+def sampled(request: pytest.FixtureRequest) -> tuple[Any, RowSample]:
+    attention = ik.effective_attention(tiny.loaded(request.param), TEXT)
+    return attention, sample_rows(attention, [[0]], seconds=None, seed=0)
+
+
+def test_shuffled_rows_are_bounded_exactly(sampled: tuple[Any, RowSample]):
+    attention, sample = sampled
     found = shuffled_rows(attention, sample, seed=3)
     assert found is not None
     shares = literal(attention, sample, 3)
@@ -47,16 +51,14 @@ def test_shuffled_rows_are_bounded_exactly(family: str):
     assert found["mass"] != pytest.approx(found["shuffled"], abs=1e-6)  # the rows themselves have another share
 
 
-def test_few_rows_give_no_yardstick():
-    attention = ik.effective_attention(tiny.loaded("bert"), TEXT)
-    sample = sample_rows(attention, [[0]], seconds=None, seed=0)
+def test_few_rows_give_no_yardstick(sampled: tuple[Any, RowSample]):
+    attention, sample = sampled
     few = sample._replace(bounded=sample.bounded.select(torch.arange(159)))
     assert shuffled_rows(attention, few, seed=0) is None
 
 
-def test_the_order_in_which_rows_were_bounded_changes_nothing():
-    attention = ik.effective_attention(tiny.loaded("bert"), TEXT)
-    sample = sample_rows(attention, [[0]], seconds=None, seed=0)
+def test_the_order_in_which_rows_were_bounded_changes_nothing(sampled: tuple[Any, RowSample]):
+    attention, sample = sampled
     order = torch.randperm(len(sample.bounded.places), generator=torch.Generator().manual_seed(5))
     other = sample._replace(bounded=sample.bounded.select(order))
     assert shuffled_rows(attention, other, seed=3) == shuffled_rows(attention, sample, seed=3)

@@ -111,7 +111,7 @@ def ranking_of(measure: AttentionMeasure) -> Ranking:
 def named_measures(
     measures: object, names: Sequence[str], reserved: Sequence[str] = ()
 ) -> dict[str, MeasureOrFunction]:
-    """Return the measures that were asked for by name or as functions, each under its name; no two share one."""
+    """Return the requested measures, names or functions, by name; refuse two of the same name."""
     several = [measures] if isinstance(measures, str) or callable(measures) else measures
     if not is_collection(several) or not len(several):
         raise InputError(f"measures={shortened(measures)} cannot be used: expected several names or functions.")

@@ -35,7 +35,7 @@ WEIGHTS = ("raw", "effective", "lower", "upper")
 
 
 def checked_rows(rows: object) -> int | str:
-    """Return how many rows per text are asked for, or raise."""
+    """Return the number of rows per text, or `ALL`; refuse anything else."""
     with suppress(InputError):
         return ALL if isinstance(rows, str) and rows == ALL else whole_number("intervals", rows)
     raise InputError(f"intervals={shortened(rows)} cannot be used: expected a number of rows per text, or {ALL!r}.")
@@ -186,7 +186,7 @@ def _by_length(numbers: Mapping[str, Tensor]) -> "DataFrame":
 
 
 def _length_range(tokens: int) -> tuple[int, int]:
-    """Return the least and the greatest length that is counted with this one: up to 16, 24, 32, 48, 64, 96, 128, …."""
+    """Return the range of lengths that a length falls into; ranges end at 16, 24, 32, 48, 64, 96, 128, …."""
     edges = [0, 16, 24]
     while edges[-1] < tokens:
         edges.append(2 * edges[-2])

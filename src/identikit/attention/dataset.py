@@ -105,7 +105,7 @@ class AttentionOptions(EffectiveOptions):
 
 @dataclass(frozen=True)
 class AttentionJob:
-    """Reads the attention of texts: everything, or with `only_intervals` only the bounds of rows."""
+    """Computes the attention of texts: everything, or with `only_intervals` only the bounds of rows."""
 
     options: AttentionOptions
     only_intervals: bool = False
@@ -117,7 +117,7 @@ class AttentionJob:
 
     @property
     def stored(self) -> dict[str, Stored]:
-        """What is stored of each text, and what is summed over texts."""
+        """The tensors that are stored for each text, and those that are summed over texts."""
         stored = {"tokens": _COUNT}
         if not self.only_intervals:
             stored |= {name: column.stored for name, column in _COLUMNS.items()} | _SUMMED
@@ -130,7 +130,7 @@ class AttentionJob:
         return length * (length + 256.0)
 
     def compute(self, model: Model, task: list[AnyText], progress: Progress) -> dict[str, Tensor]:
-        """Return the numbers of each text, and what is summed over texts."""
+        """Return the numbers of each text, and the sums over texts."""
         options = self.options
         layers = model.attention_layers
         text_runs = run_texts(model, task, layers=layers, truncate=options.truncate, max_tokens=options.max_tokens)
@@ -144,7 +144,7 @@ class AttentionJob:
         return {"tokens": tokens, **by_text, **self.merged(rows)}
 
     def merged(self, parts: Sequence[Numbers]) -> Numbers:
-        """Return what is summed over texts."""
+        """Return the sums over texts."""
         return {name: torch.stack([part[name] for part in parts]).sum(0) for name in _SUMMED if name in parts[0]}
 
     def _numbers_of(self, attention: EffectiveAttention) -> dict[str, Tensor]:
@@ -190,7 +190,7 @@ def _write_proofs(model: Model, texts: Sequence[AnyText], run: Run, options: Att
 
 
 def _rows_proof(attention: EffectiveAttention, rows: int, seed: int) -> bytes:
-    """Return a proof of every edge of so many rows of a text, which are drawn at random, as a file."""
+    """Return a file that proves every edge of some rows of a text, drawn at random."""
     layers, heads, queries, keys = attention.axes
     shape = (len(layers), len(heads), len(queries))
     draft = ProofDraft()

@@ -45,7 +45,7 @@ def effective_attention(
     an image or its path, or a sound file's path or samples; where it reads images inside a text, it may be a pair of an
     image and a question, or messages with images.
 
-    - `attention`: of a model of two stacks, which attention is read: the "encoder" (that is the default), the
+    - `attention`: for a model with two stacks, which attention is read: the "encoder" (the default), the
       "decoder", whose tokens see those before them, or "cross", where queries are target tokens and keys source tokens
     - `target`: what the decoder reads, as a text, or as the token ids that it reads, its start token included; for a
       list of texts, a list. Or `generate`: let the model itself continue, greedily, by at most so many tokens

@@ -45,7 +45,7 @@ class BoundedRows(NamedTuple):
         return strongest_certain(self.order)
 
     def select(self, rows: Tensor) -> "BoundedRows":
-        """Return some of the rows, on the CPU."""
+        """Return the rows at these indices, on the CPU."""
         return BoundedRows(*(array.cpu()[rows] for array in self))
 
 
@@ -106,7 +106,7 @@ class Mean(NamedTuple):
         return Mean(self.mean.mean(), error, least, most, self.rows.sum(), self.free.sum())
 
     def words(self, form: Callable[[float], str]) -> list[str]:
-        """Write each one with its error, or as a range, and how many free rows it rests on where that is not all."""
+        """Write each mean with its error, or as a range, and how many free rows it rests on unless that is all."""
         shares = zip(*(array.flatten().tolist() for array in (self.mean, self.stderr, *self.ends())), strict=True)
         counts = zip(self.rows.flatten().tolist(), self.free.flatten().tolist(), strict=True)
         words = []
@@ -165,7 +165,7 @@ def mean_by_layer(sample: RowSample, values: Float[Tensor, "row"], fixed: Sequen
 
 
 def share_of_rows(sample: RowSample, holds: Float[Tensor, "row"]) -> Mean:
-    """Estimate in what share of each layer's rows something `holds` (1 or 0; NaN: unknown); it does in all others."""
+    """Estimate the share of each layer's rows in which something `holds` (1, 0 or NaN); in all others it does."""
     return mean_by_layer(sample, holds, 1.0)
 
 
@@ -184,7 +184,7 @@ def mean_by_head(certain: Float[Tensor, "layer head query"], free: Bool[Tensor, 
 
 
 def mean_by_token(certain: Float[Tensor, "layer head query"], free: Bool[Tensor, "layer head query"]) -> Mean:
-    """Return what is known of the mean over each token's rows: only its ends, as layers are not drawn alike."""
+    """Return the ends of the mean over each token's rows; there is no estimate, as layers are not drawn alike."""
     known_sum = certain.nan_to_num(0.0).sum((0, 1))
     missing = certain.isnan().sum((0, 1))
     rows = certain[..., 0].numel()

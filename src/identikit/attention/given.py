@@ -168,7 +168,7 @@ def _scores(
 
 
 def _tensor(name: str, value: object, axes: str) -> Float[Tensor, "layer head row column"]:
-    """Return a copy of a tensor or array with an axis of layers; raises an InputError for what is none of numbers."""
+    """Return a copy of a tensor or array with an axis of layers; refuse what does not hold real numbers."""
     try:
         tensor = value.detach().clone() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError) as error:

@@ -239,7 +239,7 @@ class AttentionIntervals(ProvableResult):
 
     @property
     def _sums(self) -> str | None:
-        """What is bounded, where that is not the weights of keys: groups or quantities."""
+        """Whether groups or quantities are bounded, as a plural; None: the weights of keys."""
         return None if self.axes[-1].name == "key" else self.axes[-1].plural
 
     def _of_sums(self) -> str:

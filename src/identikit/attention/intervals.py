@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import torch
@@ -49,7 +50,7 @@ class Bounding:
 
     @classmethod
     def checked(cls, seconds: float | int | None, method: str = "exact", epsilon: float = 0.0) -> "Bounding":
-        """Return how intervals are to be found, for so many seconds from now, or refuse what cannot be used.
+        """Check the options for finding intervals; a time limit counts from now.
 
         "auto" is exact, unless the output may move: then the set of alternatives is not a polytope.
         """
@@ -66,7 +67,7 @@ class Bounding:
         return cls(method, epsilon, None if limit is None else time.monotonic() + limit)
 
     def shared(self, texts: int) -> "Bounding":
-        """Return it with one text's share of the remaining time, which the next so many texts share."""
+        """Return a copy with one text's share of the remaining time, if this many texts are left."""
         if self.until is None:
             return self
         now = time.monotonic()
@@ -206,8 +207,8 @@ def bounds_of(
 ) -> tuple[Rows, Bounds]:
     """Bound any rows of captured attention, given with all rows of a head together.
 
-    Returns the rows, with a learned sink as their last key, and the bounds of what is wanted of the text's tokens: of
-    all keys, if any, then of objectives.
+    Returns the rows, with a learned sink as their last key, and the bounds without it: of all keys, if any were asked
+    for, then of objectives.
     """
     deadline = math.inf if bounding.until is None else bounding.until
     started = time.monotonic()
@@ -228,8 +229,9 @@ def bounds_of(
     free = rows.free.nonzero()[:, 0]
     done = 0
     repeatable = bounding.until == math.inf
+    solve = exact_bounds if bounding.method == "exact" else partial(certified_bounds, epsilon=bounding.epsilon)
     for portion in portions_in_time(free, deadline, first=FIRST_PORTION[free.device.type], repeatable=repeatable):
-        solved = _solve(rows.select(portion), padded.select(portion), bounding)
+        solved = solve(rows.select(portion), padded.select(portion))
         for array, values in zip(bounds, solved, strict=True):
             array[portion] = values.to(array)
         done += len(portion)
@@ -245,12 +247,6 @@ def bounds_of(
         bounds = Bounds(lower, upper, gap, bounds.order)
     bounds.lower.masked_fill_(bounds.lower == 0, 0.0)  # -0.0 is 0
     return rows, bounds._replace(order=bounds.order.minimum(rows.visible[:, :n].sum(-1)).clamp(max=TOP))
-
-
-def _solve(rows: Rows, question: Question, bounding: Bounding) -> Bounds:
-    if bounding.method == "exact":
-        return exact_bounds(rows, question)
-    return certified_bounds(rows, question, epsilon=bounding.epsilon)
 
 
 def _refuse_long(expected_seconds: float, rows: int, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""One layer of one text: what was captured, and what is solved from it, each thing once and when it is first needed.
+"""One layer of one text: what was captured, and what is solved from it, each thing once, when it is first needed.
 
 Effective attention asks for `factors`, intervals for `polytopes`; neither needs the other.
 """
@@ -67,7 +67,7 @@ class Layer:
     - `value_heads`: which key-value heads these use: all where all heads were chosen, else one for each
     - `projection`: each head's slice H of the output projection; `bias`: of the values, where it is left out
     - `seen`: which keys each query sees; `tokens`: those that keys are
-    - `hidden`: what the block returns; None where the text was run beside others
+    - `hidden`: what the block returns; None where the text was run together with others
     """
 
     call: AttentionCall
@@ -102,7 +102,7 @@ class Layer:
         hidden = None if text_run.trace is None else text_run.trace.hidden[number][0]
         return cls(call, heads, value_heads, projection, bias, seen, text_run.keys, options, hidden)
 
-    # What is read
+    # Values and outputs
 
     @cached_property
     def recomputed(self) -> Recomputed:

@@ -77,7 +77,7 @@ def attention_measure(
       Gradients are those of the model as it is, and held. For "logit", a token
     - `layers`, `heads`: only these; measures through layers are of all heads
     - `seconds`: stop bounding after this time; what was not reached keeps what holds for any attention, and a `gap` of
-      NaN. `certain_order`, when it is asked for, may take as long again; `order_is_decided` says which rows it reached
+      NaN. `certain_order`, when it is first read, may take as long again; `order_is_decided` says which rows it reached
     """
     kind = MEASURE_KINDS[known_name("name", name, tuple(MEASURE_KINDS))]
     if target is not None and not kind.needs_target:

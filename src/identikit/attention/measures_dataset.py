@@ -78,7 +78,7 @@ class MeasuresJob:
         return {"tokens": tokens, "measures": torch.stack(measures), "scores": torch.stack(scores)}
 
     def merged(self, parts: Sequence[Numbers]) -> Numbers:
-        """Return what is summed over texts, which is nothing."""
+        """Return the sums over texts: there are none."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""The correlation of raw and effective attention, as something that is called."""
+"""The correlation of raw and effective attention, as a callable."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn

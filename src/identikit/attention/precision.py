@@ -210,7 +210,7 @@ def warn_of(layers: Sequence["Layer"], *, tolerance: float, stacklevel: int) -> 
 
 
 def _above(layer: "Layer", sizes: Float[Tensor, "head"], allowed: float) -> dict[str, float]:
-    """Return the heads of a layer where a size is above what is allowed, by name; raise where it is not a number."""
+    """Return the sizes above what is allowed, by the name of the head; refuse NaN and infinity."""
     names = [f"L{layer.call.layer}H{head}" for head in layer.heads.tolist()]
     for name, finite in zip(names, torch.isfinite(sizes).tolist(), strict=True):
         if not finite:

@@ -62,7 +62,7 @@ class SavedProof(NamedTuple):
 
 @dataclass(eq=False)
 class ProofDraft:
-    """A proof that is being written; see `identikit.proof` for its parts."""
+    """A proof that is being written; `identikit.proof` explains its parts."""
 
     values: list[list[list[float]]] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -111,7 +111,7 @@ class ProofDraft:
         return self.add_up([(Fraction(1, len(steps)), step) for step in steps], name)
 
     def content(self, about: dict[str, object]) -> bytes:
-        """Return the file."""
+        """Return the proof as the content of a file."""
         content = {"format": proof.VERSION, "about": plain(about)}
         content |= {"values": self.values, "rows": self.rows, "steps": self.steps}
         return json.dumps(content | {"digest": proof.digest(content)}).encode()
@@ -168,14 +168,14 @@ class ProofDraft:
 
 
 def _rounded(end: Fraction, outward: float) -> float:
-    """Return the float nearest to an end that is not inside of it."""
+    """Round an end to a float, outward if it is not one exactly."""
     nearest = float(end)
     inside = Fraction(nearest) < end if outward > 0 else Fraction(nearest) > end
     return math.nextafter(nearest, outward) if inside else nearest
 
 
 Claims = Callable[[ProofDraft, Result], Iterator[int | None]]
-"""Writes the steps of what a Result has selected; yields that of each entry, None where nothing is claimed."""
+"""Writes the steps for the selected entries of a Result; yields the step of each, None where nothing is claimed."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class ProvableResult(Result):
 
 @standard_torch_state()
 def proof_of(result: Result, source: Provable) -> tuple[bytes, SavedProof]:
-    """Return the proof of what a Result has selected as a file, and what it proves."""
+    """Return the file that proves the selected entries of a Result, and what it proves."""
     draft = ProofDraft()
     loss = -math.inf
     claims = 0
@@ -238,7 +238,7 @@ def proof_of(result: Result, source: Provable) -> tuple[bytes, SavedProof]:
 
 
 def selected_entries(result: Result) -> Iterator[tuple[tuple[int, ...], list[int]]]:
-    """Yield each entry that is selected: its indices on the axes, and those in the source."""
+    """Yield the indices of each selected entry, on the axes and in the source."""
     for indices in product(*(range(len(axis)) for axis in result.axes)):
         yield indices, [axis.source_indices[index] for axis, index in zip(result.axes, indices, strict=True)]
 

@@ -22,7 +22,7 @@ _SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
 def key_weights(
     n: int, keys: Sequence[int] | None = None, *, objectives: Tensor | None = None, top: int = TOP
 ) -> Question:
-    """Ask for the weights of n keys, or of some of them, and for other quantities."""
+    """Return the question for the weights of n keys, or of some of them, and for other objectives."""
     selected = torch.zeros(n, dtype=torch.bool)
     selected[slice(None) if keys is None else list(keys)] = True
     return Question(selected, objectives, top)
@@ -31,7 +31,7 @@ def key_weights(
 def requested_quantities(
     attention: EffectiveAttention, key: Index, groups: object, weights: object
 ) -> tuple[Axis, Question, dict[str, list[int]]]:
-    """Return the axis of what the selected rows are bounded in, the quantities themselves, and the groups' members."""
+    """Return the axis of quantities, the question that asks for them in each selected row, and the groups' members."""
     if sum(argument is not None for argument in (key, groups, weights)) > 1:
         raise InputError("attention_intervals takes one of key=, groups= and weights=.")
     n = len(attention.keys)

@@ -1,4 +1,4 @@
-"""What `effective_attention` gives back: its measures, each declared once, and what can be asked of them."""
+"""What `effective_attention` gives back: its measures, each declared once, and what can be done with them."""
 
 import math
 from typing import Any
@@ -27,7 +27,7 @@ _MAP_WORDS = {"query": "mean", "key": "sum"}
 
 
 class EffectiveAttention(Result):
-    """Raw, effective and null attention of one text; maps are (layer, head, query, key) and made when asked for.
+    """Raw, effective and null attention of one text; maps are (layer, head, query, key) and computed when read.
 
     Effective attention is the set of weights of least norm that gives the same output. It can be negative and need not
     sum to 1: it says what the output depends on, not what the attention could have been. For that, see `intervals`.

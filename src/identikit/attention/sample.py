@@ -147,7 +147,7 @@ def _joined(batches: Sequence[BoundedRows], n: int, groups: int) -> BoundedRows:
 
 
 def _continued(progress: Progress, before: int, total: int) -> Progress:
-    """Return a function that reports the progress of some of the rows as that of all of them."""
+    """Return a function that counts the rows of a batch after those `before` it."""
     return lambda what, done, _: progress(what, before + done, total)
 
 

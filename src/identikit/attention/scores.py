@@ -42,7 +42,7 @@ _SCORE_ARRAYS = ("raw", "effective", "lower", "upper", "gap")
 class ScoredText(NamedTuple):
     """What patterns are made from: the ids of queries and of keys, and which keys the tokenizer added.
 
-    In cross-attention keys are tokens of another text (`crosses`), so places of the two say nothing of each other.
+    In cross-attention keys are tokens of another text (`crosses`), so positions in the two are unrelated.
     """
 
     ids: Int[Tensor, "query"]
@@ -52,7 +52,7 @@ class ScoredText(NamedTuple):
 
     @property
     def offset(self) -> Int[Tensor, "query key"]:
-        """How many places each query stands after each key."""
+        """How many positions each query stands after each key."""
         return torch.arange(len(self.ids))[:, None] - torch.arange(len(self.keys))
 
     @property
@@ -205,7 +205,7 @@ def head_scores(
 
 
 def _names_across_texts(names: Sequence[str], requested: object) -> tuple[str, ...]:
-    """Return the scores that mean something where queries and keys are of two texts; refuse others if `requested`."""
+    """Return the scores that have a meaning in cross-attention; refuse any other that the caller requested."""
     across = [name for name, role in ROLES.items() if role.across]
     if requested is not None and not set(names) <= set(across):
         raise InputError(
@@ -290,7 +290,7 @@ def _layer_patterns(
 
 
 def _claims(capture_again: Callable[[], list[Captured]], draft: ProofDraft, result: Result) -> Iterator[int | None]:
-    """Claim the ends of scores: means of what rows are proven to have, over rows and then over texts."""
+    """Claim the ends of scores: means of proven ends, over rows and then over texts."""
     roles = [ROLES[name] for name in result.axis("score").values]
     provable = [role.name for role in roles if role.above is None]
     for role in roles:

@@ -60,7 +60,7 @@ class Walk:
 
 
 def walk_of(captured: Captured) -> Walk:
-    """Return the walk through captured attention; for that of a decoder, through both stacks, which are run again."""
+    """Return the walk through captured attention; for a decoder, through both stacks, which are run again."""
     text_run = captured.text_run
     model = text_run.model
     n = len(text_run.tokens)
