@@ -123,7 +123,7 @@ def test_sums_scores_and_chains_are_proven(tmp_path):
     model = tiny.shared("llama")
     file = tmp_path / "proof.json"
     weights = {"over": {3: 1.0, 5: -2.5}}
-    by_query = torch.zeros(2, 15)
+    by_query = torch.zeros(2, len(model.encode(TEXT)[0]))
     by_query[0, 1] = 1.0
     by_query[1, 3] = -1.0
     results = [

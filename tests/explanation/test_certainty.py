@@ -227,13 +227,13 @@ def test_a_sample_in_time_draws_where_the_answer_is_open(attention: Any, everyth
     agree = torch.where(everything.bounded.places[:, :1] == 0, 1.0 / 16, everything.bounded.lower)
     sample = drawn(some_of(everything, everything.bounded._replace(lower=agree)), 0, 8)
     waiting = [[(layer, 0, 0)] * 56 for layer in range(3)]
-    batch = sampling._drawn(waiting, sample, 40)
+    batch = sampling._take_batch(waiting, sample, 40)
     counts = [sum(place[0] == layer for place in batch) for layer in range(3)]
     assert counts[0] < min(counts[1:]) and sum(counts) >= 40
     assert [len(left) for left in waiting] == [56 - count for count in counts]
     fresh = sampling._random_order(attention.null_dim > 0, 0)
     none = some_of(everything, everything.bounded.select(torch.arange(0)))
-    assert [sampling._drawn(fresh, none, 40)[0][0] for _ in range(3)] == [0, 1, 2]
+    assert [sampling._take_batch(fresh, none, 40)[0][0] for _ in range(3)] == [0, 1, 2]
 
 
 def test_progress_ends_at_what_was_done(attention: Any, monkeypatch: Any):
