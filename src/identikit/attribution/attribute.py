@@ -254,7 +254,7 @@ def _underflow(measured: Tensor, text: TextRun, request: Request) -> list[float]
 
 
 def _special_position(text: TextRun, name: str) -> int | None:
-    """Return where the first [CLS] or [SEP] stands, by the tokenizer's own name for it."""
+    """Return the position of the first [CLS] or [SEP], by the tokenizer's own name for it."""
     spelling = getattr(text.model.tokenizer, f"{name}_token", None) or f"[{name.upper()}]"
     special = text.batch.special[0].tolist()
     positions = (i for i, token in enumerate(text.tokens) if special[i] and token == spelling)

@@ -42,7 +42,7 @@ _OFFSETS = ("offsets", "to_cls", "around_separator")
 
 
 class PerToken(NamedTuple):
-    """What is kept of each token of all texts, one after another."""
+    """What is stored of each token of all texts, in order."""
 
     own: Float[Tensor, "token layer"]
     outweighed: Bool[Tensor, "token layer"]

@@ -163,7 +163,7 @@ def _token_basis(like: Float[Tensor, "batch head n width"]) -> Float[Tensor, "ro
 
 
 def agreeing_rows(blocks: Sequence[Block]) -> list[bool]:
-    """Tell of each block whether the Jacobians of its queries, keys and values are the same at all tokens.
+    """Return for each block whether the Jacobians of its queries, keys and values are the same at all tokens.
 
     They are where `pre` is linear and knows no position. They are taken to be where the gradient of a random
     combination is.

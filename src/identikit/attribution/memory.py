@@ -1,4 +1,4 @@
-"""How much memory attribution works in: what products through a block take, and chunks that halve where it runs out."""
+"""Memory in attribution: how much products through a block take, and chunks that halve when it runs out."""
 
 from collections.abc import Callable
 

@@ -73,7 +73,7 @@ def checked_targets(text: TextRun, requested: object) -> list[Target]:
 
 
 def joint_facts(texts: Sequence[TextRun]) -> dict[str, list[Any]]:
-    """Return what a Result keeps of texts whose inputs stand one after another."""
+    """Return the facts that a Result keeps of texts whose inputs are joined."""
     return join_facts([input_facts(text) for text in texts])
 
 
@@ -113,7 +113,7 @@ def fisher_roots(text: TextRun, positions: Sequence[int] | None) -> Float[Tensor
 
 
 def _fisher_root(text: TextRun, vector: Float[Tensor, "d"], position: int) -> Float[Tensor, "d d"]:
-    """Differentiate the head at one hidden vector: every position holds it, and carries a direction of its own."""
+    """Differentiate the head at one hidden vector: every position holds that vector, and carries its own direction."""
     model = text.model
     n = len(text.tokens)
     d = len(vector)

@@ -100,7 +100,7 @@ def _push(block: Block, before: int, tangents: Float[Tensor, "tangent 1 n d"]) -
 
 
 def _is_causal_throughout(split: Split) -> bool:
-    """Tell whether the blocks give the same for the second half of the positions alone."""
+    """Return whether the blocks give the same for the second half of the positions alone."""
     half = split.inputs.shape[1] // 2
     try:
         for block in split.blocks:

@@ -137,7 +137,7 @@ def expected_seconds(model: Model | Sizes, lengths: Sequence[int], request: Requ
 
 
 def cost_warning(model: Model, lengths: Sequence[int], request: Request) -> str:
-    """Return what texts of these lengths take here, in time and memory, and what is much faster; "" if it is short."""
+    """Return a warning with the time and memory that texts of these lengths take, and what is faster; "" if short."""
     peak = max(make_plan(model, n, request).peak for n in set(lengths))
     seconds = expected_seconds(model, lengths, request)
     limit = LONG_SECONDS.get(model.device.type, 10.0)
@@ -167,7 +167,7 @@ def affordable_probes(model: Model | Sizes, n: int) -> int | str:
 
 
 def is_affordable(model: Model | Sizes, n: int, request: Request) -> bool:
-    """Tell whether a text of `n` tokens takes some seconds at most, by its sizes."""
+    """Return whether a text of `n` tokens takes some seconds at most, by its sizes."""
     return cheapest_plan(model, n, request).operations <= AFFORDABLE.get(model.device.type, 1e15)
 
 
@@ -265,7 +265,7 @@ def _engines(model: Model | Sizes, n: int, request: Request) -> list[Attribution
         if request.exact if request.norm == "sum" else few:
             engines.append(_reverse(model, n, request, one_pass))
     targets = n if request.targets is None else len(request.targets)
-    answer = 4 * 4 * len(request.layers) * n * targets * request.count(1)  # with what is made of it at the end
+    answer = 4 * 4 * len(request.layers) * n * targets * request.count(1)  # with the copies made of it at the end
     if request.norm == FISHER:
         answer += 8 * targets * model.d_model**2  # the roots
     factor = _SPECTRAL if request.norm == "spectral" else 1.0

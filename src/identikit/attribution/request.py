@@ -1,4 +1,4 @@
-"""What attribution is asked for: the options as a caller gives them, and checked against a model."""
+"""Requests for attribution: the options as a caller gives them, and checked against a model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -94,7 +94,7 @@ class _Scratch:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return memory of this shape, with whatever it holds."""
+        """Return uninitialised memory of this shape."""
         if self._like.is_cuda:
             return self._like.new_empty(shape)
         size = prod(shape)

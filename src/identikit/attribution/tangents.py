@@ -71,12 +71,12 @@ def first_tangents(
 
 
 def sees_no_later_token(calls: Iterable[AttentionCall]) -> bool:
-    """Tell whether no token sees a later one in any of these layers: the tangents of earlier tokens then stay 0."""
+    """Return whether no token sees a later one in any of these layers: the tangents of earlier tokens then stay 0."""
     return not torch.stack([call.visible().triu(1).any() for call in calls]).any()
 
 
 def needs_scale(dtype: torch.dtype) -> bool:
-    """Tell whether a dtype has so small a range that tangents are scaled."""
+    """Return whether a dtype has so small a range that tangents are scaled."""
     return dtype in SCALED
 
 

@@ -218,7 +218,7 @@ def effective_rows(
 ) -> Float[Tensor, "head_ query_ key_"]:
     r"""Compute effective attention $a^\perp_{im} = y_i \cdot v_m$ for the chosen heads, queries and keys.
 
-    It is exactly 0 on invisible keys. Identifiable rows are copied from `raw` where it is given (it is asked only for
+    It is exactly 0 on invisible keys. Identifiable rows are copied from `raw` where it is given (it is called only for
     those rows); without it they are the same numbers to rounding.
     """
     device = factors.values.device

@@ -34,7 +34,7 @@ class AttentionDerivative(NamedTuple):
 
 
 class BlockDerivative(NamedTuple):
-    r"""The derivative of one block at one text, as `push` applies it: what each token gives, and what is written to it.
+    r"""The derivative of one block at one text, as `push` applies it.
 
     $$de_j = \Bigl(\frac{\partial post_j}{\partial x_j} + \frac{\partial post_j}{\partial O_j} C_j
     \frac{\partial Q_j}{\partial x_j}\Bigr) dx_j + \frac{\partial post_j}{\partial O_j} (dO_j - C_j\, dQ_j)$$
@@ -106,7 +106,7 @@ def attention_derivative(
 
 
 def is_folding_cheaper(n: int, d: int, query: tuple[int, int], kv_heads: int) -> bool:
-    r"""Tell whether reading $Q_j \cdot dK_m$ for every query takes fewer operations than reading $dK_m$.
+    r"""Return whether reading $Q_j \cdot dK_m$ for every query takes fewer operations than reading $dK_m$.
 
     `query` is (heads, d_k). It does up to about as many tokens as a head has features.
     """

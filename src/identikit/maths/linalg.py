@@ -85,7 +85,7 @@ class Resolution:
         return largest * (4 * unit * (1 + (width / rows).sqrt())).clamp(min=self.tolerance)
 
     def is_real(self, singular: Float[Tensor, "*rows d"], count: Tensor | int) -> Bool[Tensor, "*rows d"]:
-        """Tell which singular values of matrices of `count` rows and d columns are above the cutoff."""
+        """Return which singular values of matrices of `count` rows and d columns are above the cutoff."""
         return singular > self.cutoff(singular.amax(-1), count, singular.shape[-1])[..., None]
 
 
@@ -97,7 +97,7 @@ def is_certified(
     resolution: Resolution,
     floor: float = WELL_CONDITIONED,
 ) -> Bool[Tensor, "..."]:
-    r"""Tell whether a Gram matrix $G$ is surely of full rank and well conditioned, from bounds on its eigenvalues.
+    r"""Return whether a Gram matrix $G$ is surely of full rank and well conditioned, from bounds on its eigenvalues.
 
     The bounds are `smallest` $\le \lambda_{min}$ and $\lambda_{max} \le$ `largest`. Some need no eigenvalues:
     $\lambda_{max}(G) \le \|G\| \le \mathrm{tr}(G)$ (the Frobenius norm) and, with $G = LL^\top$,

@@ -31,7 +31,7 @@ def own_contribution(contribution: Float[Tensor, "layer input n"]) -> Float[Tens
 
 
 def outweighed(contribution: Float[Tensor, "layer input n"]) -> Bool[Tensor, "layer n"]:
-    r"""Tell which tokens are not the largest contributor to their own hidden vector (Fig. 3b).
+    r"""Return which tokens are not the largest contributor to their own hidden vector (Fig. 3b).
 
     Their share is $\tilde P$. A token that another one equals to the last bit is still the largest.
     """

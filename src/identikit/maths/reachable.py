@@ -53,7 +53,7 @@ def reachable(
     r"""Compute the reachable dimension of every row, a few queries at a time; all in float64.
 
     `attention` is $a$, 0 on keys that the row does not see; `keys` are $k_p$ (with a query axis of more than 1 where a
-    row has keys of its own), `values` $v_p$, and `slope` is $D_p$. Give values as the output projection passes them on.
+    row has keys of its own), `values` $v_p$, and `slope` is $D_p$. Values are as the output projection passes them on.
 
     `eps` is the unit in which keys and values were rounded, and it decides the ranks. Errors $\delta k_p$ and
     $\delta v_p$ of relative size eps, independent of each other, move $B$ and $C$ in the Frobenius norm by about
@@ -101,7 +101,7 @@ def _reach(
     singular = decompose(svdvals, C)
     real = singular > (unit * (by_value + by_key).sum(-1).sqrt())[..., None]
     fixed = real.sum(-1)
-    # B has the row space of C in its own: where that is all there can be, its rank is known.
+    # The row space of B contains that of C: where no larger rank is possible, that of B is known.
     largest_rank = ((weights > 0).sum(-1) - 1).clamp(min=0, max=keys.shape[-1])
     moved = fixed.clone()
     unknown = fixed < largest_rank

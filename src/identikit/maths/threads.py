@@ -100,7 +100,7 @@ def _use_one_thread() -> None:
 
 @contextmanager
 def one_thread_if_busy() -> Iterator[None]:
-    """Let PyTorch use one thread inside this context where all of them are slower: other processes keep cores busy.
+    """Let PyTorch use one thread in this context where several are slower, because other processes keep cores busy.
 
     Threads of one product wait for each other, and where one of them waits for a core, all do. What runs in a pool of
     its own (`worker_count`) keeps its threads: they wait for nobody.
@@ -117,7 +117,7 @@ def useful_thread_count() -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch use one thread inside this context: many small operations one after another.
+    """Let PyTorch use one thread in this context, for many small operations in sequence.
 
     Threads gain little on each, and lose much where a core is busy: least-norm maps of 72 heads of 55 tokens took 4 s
     with one thread and 26 s with two, beside one busy process on two cores. Pools (`worker_count`) keep their threads.
@@ -138,7 +138,7 @@ def worker_count() -> int:
 
 
 def _threads_contend(threads: int) -> bool:
-    """Tell whether small products take longer with all threads than with one, in two looks of at most three.
+    """Return whether small products take longer with all threads than with one, in two looks of at most three.
 
     One look can be wrong: on free cores too, waking the threads once in a while takes longer than the products.
     """
@@ -147,7 +147,7 @@ def _threads_contend(threads: int) -> bool:
 
 
 def _all_are_slower(threads: int) -> bool:
-    """Tell whether all threads take longer than one; they are stopped once they do."""
+    """Return whether all threads take longer than one; they are stopped once they do."""
     factor = torch.ones(_SIDE, _SIDE)
     try:
         torch.set_num_threads(1)

@@ -27,7 +27,7 @@ def compile_ahead() -> None:
 
 
 def is_compiling() -> bool:
-    """Tell whether the compilation that was started ahead is still running."""
+    """Return whether the compilation that was started ahead is still running."""
     return any(process.poll() is None for process in _compiling)
 
 

@@ -1,4 +1,4 @@
-r"""The proof of every bound: what rows are asked, what solvers propose, and what holds in a row's whole set.
+r"""How every bound is proven: the question to rows, what solvers propose, and what holds in a row's whole set.
 
 **Theorem.** Let $P_\varepsilon(a)$ be the set of a row (see `rows`), $u_m$ the rows of its basis $U$, and $c$ any
 numbers on the keys. For any vector $y$ and every $a'$ of the set,
@@ -31,7 +31,7 @@ _IN_CACHE = 2**20  # bytes that a core reads again without going to memory: thre
 
 
 class Question(NamedTuple):
-    """What every row is asked: the weights of keys, other quantities $c \\cdot a'$, and the order of strong edges.
+    """What to bound in every row: the weights of keys, other quantities $c \\cdot a'$, and the order of strong edges.
 
     - `keys`: the keys whose weights are bounded; None: none
     - `objectives`: real numbers $c$, shared by all rows or of each row; None: none
@@ -123,7 +123,7 @@ class Proposals(NamedTuple):
     - `upper`, `lower`: vectors $y$ for the greatest and the least of each quantity
     - `greatest`, `least`: the quantity at the solver's vertices; `distance`: how far these are from the row's set
     - `leads`: by how much a key exceeds each of the strongest keys, where it is greatest itself
-    - `vertices`: the least and the greatest attention of each objective, where that was asked for
+    - `vertices`: the attention at which each objective is least and greatest, if requested
     - `failed`: rows that were not solved
     """
 
@@ -258,7 +258,7 @@ def with_order(rows: Rows, question: Question, bounds: Bounds) -> Bounds:
     n = rows.attention.shape[1]
 
     def compare(row: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """Some attention gives the second key what is attained, and so the first at most the rest of 1."""
+        """Where the second key has what it attains, the first has at most the rest of 1."""
         greatest = bounds.upper[row, second]
         attained = greatest - bounds.gap[row, second].nan_to_num(1.0)
         attained_lead = attained - torch.minimum(bounds.upper[row, first], 1 - attained)

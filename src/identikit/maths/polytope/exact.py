@@ -106,10 +106,10 @@ def portions_in_time(
     first: int | None = None,
     repeatable: bool = False,
 ) -> Iterator[Int[Tensor, "_"]]:
-    """Yield indices in portions, until a time on the monotonic clock; a portion is as large as the pace has time for.
+    """Yield indices in portions, until a time on the monotonic clock, each no larger than there is time for.
 
     Against the clock, or with a `first` size, portions begin small, and each is at most twice as large as the last.
-    Their sizes decide the last bits of what is computed; where that must be `repeatable`, they do not follow the pace.
+    Their sizes decide the last bits of the results; where these must be `repeatable`, sizes do not follow the pace.
     """
     limit = len(indices) if most is None else most
     size = float(first or (limit if until == math.inf else FIRST_PORTION[indices.device.type]))
@@ -158,7 +158,7 @@ def _solvers(rows: Rows) -> list[Solver]:
 
 
 def compile_solver(device: torch.device) -> None:
-    """Solve rows that are as small as can be, so that what is compiled when it is first used is then ready."""
+    """Solve the smallest possible rows, so that code that is compiled on first use is ready."""
     third = torch.full((1, 3), 1 / 3, dtype=torch.float64, device=device)
     visible = torch.ones_like(third, dtype=torch.bool)
     group = torch.zeros(1, dtype=torch.long, device=device)

@@ -30,7 +30,7 @@ class State(NamedTuple):
     multiplier: Float[Tensor, "set program 1"]
 
     def moved(self, step: "State", along: Tensor, across: Tensor) -> "State":
-        """Go `along` a step in what is sought, and `across` it in what proves it."""
+        """Go `along` a step in the primal variables ($\\xi$, $e$), and `across` it in the dual ones."""
         return State(
             self.xi + along * step.xi,
             self.sigma + across * step.sigma,
@@ -98,7 +98,7 @@ class Space(NamedTuple):
 
     - `wide`: $W$; `square`: its lines' outer products
     - `right`: $\beta$; `visible`: 1 at visible keys; both shared by the programs of a set or given for each
-    - `ridge`: what is added to the diagonal of $W^\top D W$; at columns of 0 that is 1
+    - `ridge`: added to the diagonal of $W^\top D W$; 1 at columns of 0
     - `ball`: the room, if there is some; `curvature`: $q$
     """
 
@@ -176,7 +176,7 @@ class Space(NamedTuple):
     def reach(self, state: State, step: State) -> tuple[Tensor, Tensor]:
         """Return how far to go along and across a step: at most all of it, and nothing positive becomes 0.
 
-        With curvature the slack depends on what is sought, and both go equally far.
+        With curvature the slack depends on the primal variables, and both go equally far.
         """
         along = _BACK * _share(state.xi, step.xi)
         across = _BACK * _share(state.sigma, step.sigma)

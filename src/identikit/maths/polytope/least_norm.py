@@ -91,7 +91,7 @@ def _sets_in_memory(rows: Rows, indices: Int[Tensor, "some"]) -> Iterator[_Sets]
 def _solve_sets(
     rows: Rows, sets: _Sets, path: int, newton: int
 ) -> tuple[Float[Tensor, "set row key"], Bool[Tensor, "set row"]]:
-    """Solve the programs of sets together in so many steps; return the attention found, and which is certified."""
+    """Solve the programs of sets together, in at most `path` and `newton` steps; return weights, and if certified."""
     attention = rows.attention[sets.row_indices]
     space = Space.of(
         sets.basis, attention @ sets.basis, rows.visible[sets.row_indices].to(attention), curvature=1.0, ridge=_RIDGE

@@ -82,7 +82,7 @@ class Rows(NamedTuple):
 
 
 class DecomposedValues(NamedTuple):
-    r"""Centred values of several heads, $V - 1\mu^\top = L S R^\top$, without what is rounding.
+    r"""Centred values of several heads, $V - 1\mu^\top = L S R^\top$, without directions that are mere rounding.
 
     - `left`: $L$, its columns beyond a head's rank 0; `mixed`: $S R^\top$, its rows beyond the rank 0
     - `rank`: of $V$ itself; `resolved`: as in `Rows`
@@ -175,7 +175,7 @@ class Polytopes:
 
     Rows share the basis of their values over the keys that any row sees, except those whose visible values have another
     rank than their number and the head's rank allow (repeated tokens, say): what rounding decides there is decided for
-    their own keys, and each gets a basis of its own, once.
+    their own keys, and each gets its own basis, once.
 
     With a learned `sink`, rows sum to less than 1, and other rows with the same output may sum to anything up to 1. The
     rest goes to one more key, the last of the `Rows`, whose value is 0.

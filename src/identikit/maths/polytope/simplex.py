@@ -203,7 +203,7 @@ def _dual(row, y):
 
 @numba.njit(**_INNER_OPTIONS)
 def _maximise(row, limit, idle):
-    """Go to a vertex with the greatest $c \\cdot a'$; returns whether it was reached within so many steps.
+    """Go to a vertex with the greatest $c \\cdot a'$; returns whether it was reached within `limit` steps.
 
     Profits are carried along from step to step, and computed afresh before an end is accepted. No artificial column up
     to `idle` may grow: what rounding has left in one would otherwise widen the set. The row's arrays are taken out of

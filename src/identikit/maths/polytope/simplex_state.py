@@ -10,7 +10,7 @@ class RowTask(NamedTuple):
 
     - `keys`: whether each key's weight is bounded; empty: none is
     - `objectives`: of all rows, or of each; `both`: whether they are also made least
-    - `strongest`: each row's keys by weight; `key_count` (row): how many of them it sees and may be asked about
+    - `strongest`: each row's keys by weight; `key_count` (row): how many of them may be compared
     """
 
     attention: np.ndarray
