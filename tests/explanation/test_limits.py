@@ -133,8 +133,8 @@ def test_a_limit_of_intervals_counts_from_the_start_and_is_shared_by_texts(monke
         return bounds_of(*arguments, bounding=bounding, **options)
 
     monkeypatch.setattr(bounding, "bounds_of", noted)
-    reads = bounding.readings
-    monkeypatch.setattr(bounding, "readings", lambda *given, **options: time.sleep(0.3) or reads(*given, **options))
+    reads = bounding.run_texts
+    monkeypatch.setattr(bounding, "run_texts", lambda *given, **options: time.sleep(0.3) or reads(*given, **options))
     model = tiny.loaded("bert")
     ik.attention_intervals(model, [LONG, LONG], seconds=100)
     first, second = seconds

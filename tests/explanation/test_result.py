@@ -208,13 +208,13 @@ def test_a_target_is_checked_before_anything_is_computed():
 
 
 def test_an_order_for_which_time_ran_out_is_a_lower_bound_and_said(monkeypatch: pytest.MonkeyPatch):
-    compare = measuring._compare_through
+    compare = measuring.compare_through
 
     def late(*given):
         monkeypatch.setattr(time, "monotonic", lambda: 1e12)  # once the order has begun
         return compare(*given)
 
-    monkeypatch.setattr(measuring, "_compare_through", late)
+    monkeypatch.setattr(measuring, "compare_through", late)
     found = explain(tiny.loaded("bert"), LONGER, maps=MAPS, probes=4, measures="rollout", seconds=600)
     monkeypatch.undo()
     facts = found.about["readings"]["rollout"]
