@@ -1,4 +1,4 @@
-"""The blocks of a model: watch one run of them, and take each apart into what acts on every position alone.
+"""The blocks of a model: watch a run of them, and split each into parts that act on every position alone.
 
 A run is refused unless each block attends just once.
 """
@@ -17,7 +17,7 @@ from identikit.models.table import Family
 from identikit.models.taps.tap import AttentionCall, CallCounter, Visitor, visit_calls
 from identikit.shapes import Bool, Float, Tensor
 
-_NONE = -1  # as the number of the attention call that is read: none is
+_NO_CALL = -1  # as the number of the attention call that is visited
 
 
 class BlockCall(NamedTuple):
@@ -58,12 +58,12 @@ class Trace:
     blocks: tuple[BlockCall, ...] = ()
 
 
-# Watched
+# Watching a run
 
 
 @dataclass
 class BlockWatcher:
-    """What hooks see in one run of the model called `name`: its embedding sum, and what goes in and out of its blocks.
+    """Hooks that record one run of the model called `name`: its embedding sum, and what enters and leaves its blocks.
 
     `returned_counts` says of each block how many things it returns in a tuple, 0 where it returns its vectors alone,
     and `attended` is how many attention calls were made by the end of the last block.
@@ -71,7 +71,7 @@ class BlockWatcher:
 
     name: str
     family: Family
-    place: CallCounter
+    counter: CallCounter
     embedded: Tensor | None = None
     hidden: list[Tensor] = field(default_factory=list)
     blocks: list[BlockCall] = field(default_factory=list)
@@ -89,41 +89,41 @@ class BlockWatcher:
         return self.embedded
 
     def on_embedding(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Keep what enters the module that takes the embedding sum."""
-        self.embedded = self._home(args[0]) if args else None
+        """Record what enters the module that takes the embedding sum."""
+        self.embedded = self._gather(args[0]) if args else None
 
     def on_enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Keep what a block is called with."""
+        """Record what a block is called with."""
         call = BlockCall(module, args, kwargs)
-        if self.place.gather_device is not None:
-            call = call.entered_by(self._home(call.hidden))
+        if self.counter.gather_device is not None:
+            call = call.entered_by(self._gather(call.hidden))
         if self.family.embedding is None and self.embedded is None:
             self.embedded = self._batch_first(call.hidden)
         _ = self.inputs  # refuses a row whose embedding comes after the first block
-        self.place.block = len(self.blocks)
+        self.counter.block = len(self.blocks)
         if self.family.reads is not None:
             if not self.blocks:  # what attended before is the encoder
-                self.place.calls = 0
-            self.place.wanted = self.place.calls + self.family.reads
+                self.counter.calls = 0
+            self.counter.visited_call = self.counter.calls + self.family.reads
         self.blocks.append(call)
 
     def on_leave(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """Keep what a block returns; refuse one that did not attend just once, or twice in a decoder."""
-        self.hidden.append(self._batch_first(self._home(first_output(output))))
+        """Record what a block returns; refuse one that did not attend just once, or twice in a decoder."""
+        self.hidden.append(self._batch_first(self._gather(first_output(output))))
         self.returned_counts.append(len(output) if isinstance(output, tuple) else 0)
-        expected = 2 if self.family.reads is not None else int(families.mixer_instead(self.family, module) is None)
-        made = self.place.calls - self.attended
-        if made != expected:
+        expected = 2 if self.family.reads is not None else int(families.other_mixer(self.family, module) is None)
+        calls = self.counter.calls - self.attended
+        if calls != expected:
             raise ModelError(
-                f"Reading {self.name}: block {self.place.block} ({type(module).__name__}) called the tapped attention "
-                f"{made} times, not {('never', 'once', 'twice')[expected]}."
+                f"Reading {self.name}: block {self.counter.block} ({type(module).__name__}) called the tapped "
+                f"attention {calls} times, not {('never', 'once', 'twice')[expected]}."
             )
-        self.attended = self.place.calls
+        self.attended = self.counter.calls
         if self.family.reads is not None:
-            self.place.wanted = _NONE
+            self.counter.visited_call = _NO_CALL
 
-    def _home(self, vectors: Tensor) -> Tensor:
-        return vectors if self.place.gather_device is None else vectors.to(self.place.gather_device)
+    def _gather(self, vectors: Tensor) -> Tensor:
+        return vectors if self.counter.gather_device is None else vectors.to(self.counter.gather_device)
 
     def _batch_first(self, hidden: Tensor) -> Tensor:
         return hidden.transpose(0, 1) if self.family.sequence_first else hidden
@@ -142,15 +142,15 @@ class BlockWatcher:
 
 @contextmanager
 def watch_blocks(
-    name: str, family: Family, base: nn.Module, visit: Visitor, home: torch.device | None = None
+    name: str, family: Family, base: nn.Module, visit: Visitor, gather_device: torch.device | None = None
 ) -> Iterator[BlockWatcher]:
     """Send attention calls to `visit` and watch every block of `base`; at the end, check that each attended once.
 
-    Where blocks are on several devices, all that is seen is brought `home`.
+    Where blocks are on several devices, all that is recorded is brought to `gather_device`.
     """
-    with visit_calls(visit, home) as place, ExitStack() as stack:
-        watch = BlockWatcher(name, family, place)
-        place.wanted = None if family.reads is None else _NONE
+    with visit_calls(visit, gather_device) as counter, ExitStack() as stack:
+        watch = BlockWatcher(name, family, counter)
+        counter.visited_call = None if family.reads is None else _NO_CALL
         if family.embedding is not None:
             embedding = families.find(base, family.embedding)
             stack.callback(embedding.register_forward_pre_hook(watch.on_embedding).remove)
@@ -158,10 +158,10 @@ def watch_blocks(
             stack.callback(module.register_forward_pre_hook(watch.on_enter, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(watch.on_leave).remove)
         yield watch
-    if not watch.hidden or place.calls != watch.attended:
+    if not watch.hidden or counter.calls != watch.attended:
         raise ModelError(
-            f"Reading {name}: its {len(watch.blocks)} blocks called the tapped attention {place.calls} times, not once "
-            "each. Its attention does not go through transformers' attention interface as identikit needs."
+            f"Reading {name}: its {len(watch.blocks)} blocks called the tapped attention {counter.calls} times, not "
+            "once each. Its attention does not go through transformers' attention interface as identikit needs."
         )
 
 
@@ -188,7 +188,7 @@ def first_output(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-# Taken apart
+# Splitting blocks
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,8 @@ class Block:
         """Return queries, keys and values."""
         try:
             self.run(x, _stop)
-        except StopRun as reached:
-            query, key, value = reached.parts
+        except StopRun as stopped:
+            query, key, value = stopped.tensors
             return query, key, value
         raise ModelError(f"Taking {type(self.entry.module).__name__} apart: it did not call its attention.")
 
@@ -243,10 +243,10 @@ class Split:
 
 
 class StopRun(Exception):  # noqa: N818 - not an error: it ends a run once the wanted part is done
-    """Ends a run, and carries what it was run for."""
+    """Ends a run, and carries the tensors that it was run for."""
 
-    def __init__(self, *parts: Tensor):
-        self.parts = parts
+    def __init__(self, *tensors: Tensor):
+        self.tensors = tensors
 
 
 def _stop(call: AttentionCall) -> None:
@@ -254,11 +254,11 @@ def _stop(call: AttentionCall) -> None:
 
 
 def _cut(argument: object, n: int, start: int) -> Any:
-    """Cut what a block was called with to the positions from `start` on; tensors of four axes are maps of positions."""
+    """Cut a block's argument to the positions from `start` on; tensors of four axes are maps of positions."""
     if isinstance(argument, tuple):
-        return tuple(_cut(part, n, start) for part in argument)
+        return tuple(_cut(item, n, start) for item in argument)
     if isinstance(argument, dict):
-        return {name: _cut(part, n, start) for name, part in argument.items()}
+        return {name: _cut(value, n, start) for name, value in argument.items()}
     if not isinstance(argument, Tensor) or argument.ndim == 0:
         return argument
     axes = (2, 3) if argument.ndim == 4 else (min(1, argument.ndim - 1),)
@@ -279,6 +279,6 @@ def embedding_tail(run: Callable[[], object], embedding: nn.Module, first: nn.Mo
         stack.callback(first.register_forward_pre_hook(stop, with_kwargs=True).remove)
         try:
             run()
-        except StopRun as reached:
-            return reached.parts[0]
+        except StopRun as stopped:
+            return stopped.tensors[0]
     raise ModelError(f"Running an embedding: {type(first).__name__}, the first block, was never called.")

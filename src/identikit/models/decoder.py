@@ -1,7 +1,7 @@
 """The decoder of a model of two stacks: its own attention, and its attention to what the encoder reads.
 
-It is one more `Model` over the same weights, whose texts are pairs of a source and a target. So whatever reads a model
-reads a decoder, and the encoder stays what it is without one.
+It is one more `Model` over the same weights, whose texts are pairs of a source and a target. So whatever works with a
+model works with a decoder, and the encoder stays what it is without one.
 """
 
 import sys
@@ -18,7 +18,7 @@ from identikit.models.load.load import quiet_libraries
 from identikit.models.model import Model, checked_model
 from identikit.models.text_run import TextRun, join_facts, text_facts
 from identikit.texts.encoding import tokenize
-from identikit.texts.text import EncodedText, TokenBatch, Translation, collate, is_text_list
+from identikit.texts.text import EncodedText, TokenBatch, Translation, is_text_list
 
 ATTENTIONS = ("encoder", "decoder", "cross")
 
@@ -48,27 +48,25 @@ class DecoderModel(Model):
         self, texts: object, *, truncate: bool = False, max_tokens: int | None = None, features: bool = True
     ) -> list[EncodedText]:
         """Return a `Translation`, or a list of them, as the target's tokens with their source's."""
-        pairs: Any = texts
-        if isinstance(texts, list):
-            sources = [pair.source for pair in pairs]
-            read_targets = [self.read_of(pair.target) for pair in pairs]
-        else:
-            sources = pairs.source
-            read_targets = self.read_of(pairs.target)
-            pairs = [pairs]
-        encoded = self.encoder.encode(sources, truncate=truncate, max_tokens=max_tokens, features=features)
-        targets = self._encode_texts(read_targets, "target", truncate, max_tokens)
-        read = []
-        for pair, source, target in zip(pairs, encoded, targets, strict=True):
-            written = pair.target if isinstance(pair.target, str) else target.text
-            read.append(replace(target, source=source, text=Translation(source.text, written)))
-        return read
+        translations: list[Any] = texts if isinstance(texts, list) else [texts]
+        sources: Any = [translation.source for translation in translations]
+        targets: Any = [self.target_ids(translation.target) for translation in translations]
+        if not isinstance(texts, list):  # messages then say 'the text', not 'texts[0]'
+            sources = sources[0]
+            targets = targets[0]
+        source_texts = self.encoder.encode(sources, truncate=truncate, max_tokens=max_tokens, features=features)
+        target_texts = self._encode_texts(targets, "target", truncate, max_tokens)
+        encoded = []
+        for translation, source, target in zip(translations, source_texts, target_texts, strict=True):
+            words = translation.target if isinstance(translation.target, str) else target.text
+            encoded.append(replace(target, source=source, text=Translation(source.text, words)))
+        return encoded
 
-    def read_of(self, target: Any) -> Any:
-        """Return the token ids that the decoder reads of a target; ids are what it reads already.
+    def target_ids(self, target: Any) -> Any:
+        """Return the token ids that the decoder reads for a target text; token ids are returned as they are.
 
-        They are shifted to the right, as in training: the start token goes before them, and the end token is left out.
-        Without a start token of its own, the model starts with the last token, a language's (mBART).
+        A text's ids are shifted to the right, as in training: the start token goes before them, and the end token is
+        left out. Without a start token of its own, the model starts with the last token, a language's (mBART).
         """
         if not isinstance(target, str):
             sequence = is_collection(target) or getattr(target, "ndim", None) == 1
@@ -90,21 +88,21 @@ class DecoderModel(Model):
         return (start, *ids)
 
     def generated(self, source: EncodedText, tokens: int) -> tuple[int, ...]:
-        """Return what the decoder reads when the model itself continues greedily, by at most so many tokens."""
+        """Return the ids that the decoder reads when the model continues greedily by at most this many `tokens`."""
         hf: Any = self.hf
         if not hf.can_generate():
             raise InputError(
                 f"generate= needs a model that predicts tokens, and {type(hf).__name__} does not. Load the class with "
                 "its language-model head, or pass target=."
             )
-        arguments = self.encoder.arguments(collate([source], pad_id=self.encoder.pad_id))
+        arguments = self.encoder.arguments(source.batch())
         if self.encoder.modality != "text":  # it starts as its tokenizer does: with a language and a task
-            own = len(tokenize(self.tokenizer, "a", add_special_tokens=False)["input_ids"])
-            arguments["decoder_input_ids"] = torch.tensor([self.read_of("a")[:-own]], device=self.device)
+            letter = len(tokenize(self.tokenizer, "a", add_special_tokens=False)["input_ids"])
+            arguments["decoder_input_ids"] = torch.tensor([self.target_ids("a")[:-letter]], device=self.device)
         with self.prepared(), quiet_libraries():
             generate: Any = getattr(GenerationMixin, "generate")  # noqa: B009 - Whisper's own leaves out the start
-            made = generate(hf, **arguments, max_new_tokens=tokens, do_sample=False, num_beams=1)
-        ids: list[int] = made[0].tolist()
+            sequences = generate(hf, **arguments, max_new_tokens=tokens, do_sample=False, num_beams=1)
+        ids: list[int] = sequences[0].tolist()
         ends = hf.generation_config.eos_token_id
         if len(ids) > 1 and ids[-1] in (ends if isinstance(ends, list) else [ends]):
             ids = ids[:-1]
@@ -122,22 +120,22 @@ class DecoderModel(Model):
         return replace(super().sample(lengths), source=self.encoder.sample(tuple(n + 2 for n in lengths)))
 
 
-def stacks_of(reading: TextRun) -> list[tuple[Model, TokenBatch]]:
-    """Return what reads a text's inputs, in their order: the model, and where it is a decoder then its encoder."""
-    model = reading.model
+def stacks_of(text_run: TextRun) -> list[tuple[Model, TokenBatch]]:
+    """Return the model and batch of each stack that reads a text: a decoder before its encoder."""
+    model = text_run.model
     if not isinstance(model, DecoderModel):
-        return [(model, reading.batch)]
-    assert reading.batch.source is not None
-    return [(model, reading.batch), (model.encoder, reading.batch.source)]
+        return [(model, text_run.batch)]
+    assert text_run.batch.source is not None
+    return [(model, text_run.batch), (model.encoder, text_run.batch.source)]
 
 
-def input_facts(reading: TextRun) -> dict[str, list[Any]]:
-    """Return what a Result keeps of a text's inputs: its tokens, and behind them those of a source."""
-    return join_facts([text_facts(batch) for _, batch in stacks_of(reading)])
+def input_facts(text_run: TextRun) -> dict[str, list[Any]]:
+    """Return what a Result keeps of a text's inputs: its tokens, and after them those of its source."""
+    return join_facts([text_facts(batch) for _, batch in stacks_of(text_run)])
 
 
 def model_for_attention(model: Model, attention: str) -> Model:
-    """Return the model that reads one attention of a model of two stacks, proved on first use."""
+    """Return the model that reads the "encoder", "decoder" or "cross" attention of a model; proved on first use."""
     if attention == "encoder":
         return model
     if model.full_model is None:
@@ -151,9 +149,9 @@ def model_for_attention(model: Model, attention: str) -> Model:
             "Load it with its processor: load(model, processor)."
         )
     if attention not in model.decoders:
-        side = DecoderModel(model, attention)
-        prove(side)
-        model.decoders[attention] = side
+        decoder = DecoderModel(model, attention)
+        prove(decoder)
+        model.decoders[attention] = decoder
     return model.decoders[attention]
 
 
@@ -167,11 +165,11 @@ def model_and_texts(
     truncate: bool,
     max_tokens: int | None,
 ) -> tuple[Model, object]:
-    """Return the model and the texts that a caller asks to read: as they are, or translations and their decoder."""
+    """Return the model that reads an `attention`, and its texts: those of the caller, or with their targets."""
     model = checked_model(model)
     attention = known_name("attention", "encoder" if attention is None else attention, ATTENTIONS)
-    side = model_for_attention(model, attention)
-    if side is model:
+    reader = model_for_attention(model, attention)
+    if reader is model:
         for name, value in (("target", target), ("generate", generate)):
             no_effect(name, value, "the encoder reads no target. Ask for attention='cross' or 'decoder'")
         return model, text
@@ -180,17 +178,16 @@ def model_and_texts(
             f"attention={attention!r} reads a target: pass target= (a text, or the ids that the decoder reads), or "
             "generate= (how many tokens the model itself may add)."
         )
-    assert isinstance(side, DecoderModel)
-    side = checked_model(side)
-    assert isinstance(side, DecoderModel)
+    decoder = checked_model(reader)
+    assert isinstance(decoder, DecoderModel)
     if generate is not None:
-        room = side.limit or sys.maxsize  # with the start token
-        most = whole_number("generate", generate, least=1, most=room - 1)
+        limit = decoder.limit or sys.maxsize  # with the start token
+        tokens = whole_number("generate", generate, least=1, most=limit - 1)
         sources = model.encode(text, truncate=truncate, max_tokens=max_tokens)
-        made = [side.generated(source, most) for source in sources]
-        target = made if is_text_list(text) else made[0]
+        targets = [decoder.generated(source, tokens) for source in sources]
+        target = targets if is_text_list(text) else targets[0]
     if not is_text_list(text):
-        return side, Translation(text, target)
+        return decoder, Translation(text, target)
     if not isinstance(target, list) or len(target) != len(text):
         raise InputError(f"Reading targets: expected a list of {len(text)}, one per source, not {shortened(target)}.")
-    return side, [Translation(*pair) for pair in zip(text, target, strict=True)]
+    return decoder, [Translation(*pair) for pair in zip(text, target, strict=True)]

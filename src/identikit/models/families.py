@@ -26,13 +26,13 @@ _REFUSED = dict.fromkeys(["gemma3n", "gemma3n_text"], _STREAMS) | dict.fromkeys(
 def family_of(model: PreTrainedModel) -> Family:
     """Return a model's row, or say why the model cannot be read."""
     family = FAMILIES.get(model.config.model_type)
-    for reason in [_unlisted(model)] if family is None else _reasons(family, model):
+    for reason in [_unlisted_reason(model)] if family is None else _refusals(family, model):
         raise ModelError(f"Loading {type(model).__name__}: {reason}")
     assert family is not None
     return family
 
 
-def _unlisted(model: PreTrainedModel) -> str:
+def _unlisted_reason(model: PreTrainedModel) -> str:
     """Return why an architecture that is not in the table cannot be read."""
     kind = model.config.model_type
     classes = {type(module) for module in model.modules()}
@@ -56,7 +56,7 @@ def _unlisted(model: PreTrainedModel) -> str:
     )
 
 
-def _reasons(family: Family, model: PreTrainedModel) -> Iterator[str]:
+def _refusals(family: Family, model: PreTrainedModel) -> Iterator[str]:
     """Yield why a model of a supported architecture cannot be read, or which part that its row names is not there.
 
     `check.py` proves that what is there is the right part.
@@ -80,22 +80,22 @@ def _reasons(family: Family, model: PreTrainedModel) -> Iterator[str]:
     if family.embedding is not None and not isinstance(find(base, family.embedding), nn.Module):
         yield f"{row} embedding={family.embedding!r}, and {type(base).__name__} has no module there."
     for block in blocks:
-        paths = {} if mixer_instead(family, block) is not None else {"output": family.output, "value": family.value}
-        for field, path in paths.items():
-            layer = None if path is None else find(block, path)
-            bare = isinstance(layer, nn.Parameter) and field == "output" and family.watch_output is not None
-            weight = getattr(layer, "weight", None)
-            matrix = hasattr(layer, "in_features") or (weight is not None and weight.ndim == 2)
-            if (
-                path is not None
-                and not bare
-                and not (isinstance(layer, nn.Module) and matrix and not isinstance(layer, nn.Embedding))
-            ):
+        paths = {"output": family.output} if family.value is None else {"output": family.output, "value": family.value}
+        for field, path in paths.items() if other_mixer(family, block) is None else ():
+            layer = find(block, path)
+            is_bare = isinstance(layer, nn.Parameter) and field == "output" and family.watch_output is not None
+            if not is_bare and not _is_linear(layer):
                 yield f"{row} {field}={path!r}, and {type(block).__name__} has no linear layer there."
     if family.splits and family.instead is not None:
         yield f"{row} instead={family.instead!r} and splits=True, and blocks without softmax attention do not split."
     if family.positions and "position_ids" not in inspect.signature(stack.forward).parameters:
         yield f"{row} positions=True, and its forward takes no position_ids."
+
+
+def _is_linear(layer: object) -> bool:
+    weight = getattr(layer, "weight", None)
+    has_matrix = hasattr(layer, "in_features") or (weight is not None and weight.ndim == 2)
+    return isinstance(layer, nn.Module) and has_matrix and not isinstance(layer, nn.Embedding)
 
 
 def stack_of(family: Family, model: PreTrainedModel) -> PreTrainedModel:
@@ -109,7 +109,7 @@ def has_decoder(family: Family, model: PreTrainedModel) -> bool:
     return family.decoder is not None and bool(find_all(model.base_model, family.decoder["cross"].blocks))
 
 
-def mixer_instead(family: Family, block: nn.Module) -> nn.Module | None:
+def other_mixer(family: Family, block: nn.Module) -> nn.Module | None:
     """Return what a block has in the place of softmax attention; None: it attends."""
     mixer = None if family.instead is None else getattr(block, family.instead, None)
     return mixer if isinstance(mixer, nn.Module) else None
@@ -120,14 +120,14 @@ def find_all(root: nn.Module, path: str) -> list[HubModule]:
 
     Of several paths (`a.b|c.d`), the first that leads anywhere counts.
     """
-    path, _, others = path.partition("|")
-    parts: list[HubModule] = [root]
+    path, _, alternatives = path.partition("|")
+    modules: list[HubModule] = [root]
     for name in path.split("."):
         if name == "*":
-            parts = [child for module in parts for child in module.children()]
+            modules = [child for module in modules for child in module.children()]
         else:
-            parts = [getattr(module, name) for module in parts if hasattr(module, name)]
-    return find_all(root, others) if others and not parts else parts
+            modules = [getattr(module, name) for module in modules if hasattr(module, name)]
+    return find_all(root, alternatives) if alternatives and not modules else modules
 
 
 def find(root: nn.Module, path: str) -> HubModule:
@@ -153,12 +153,12 @@ def output_size(family: Family, block: nn.Module) -> tuple[int, int]:
 
 
 def value_part(
-    family: Family, made: Float[Tensor, "*rest made"], kv_heads: int, d_v: int
+    family: Family, output: Float[Tensor, "*rest made"], kv_heads: int, d_v: int
 ) -> Float[Tensor, "*rest kv d"]:
     """Return the values of every key-value head from what the value layer makes."""
     if family.interleaved:
-        return made.unflatten(-1, (kv_heads, -1, d_v)).select(-2, -1)
-    return made[..., -kv_heads * d_v :].unflatten(-1, (kv_heads, d_v))
+        return output.unflatten(-1, (kv_heads, -1, d_v)).select(-2, -1)
+    return output[..., -kv_heads * d_v :].unflatten(-1, (kv_heads, d_v))
 
 
 def value_bias(family: Family, block: nn.Module, kv_heads: int, d_v: int) -> Float[Tensor, "kv_head d_v"] | None:

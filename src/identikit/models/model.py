@@ -195,7 +195,7 @@ class Model:
             return self.attention_layers
         selected = selected_indices("layer", layers, self.n_layers)
         for layer in selected:
-            mixer = families.mixer_instead(self.family, self.blocks[layer])
+            mixer = families.other_mixer(self.family, self.blocks[layer])
             if mixer is not None:
                 raise InputError(
                     f"Layer {layer} of {self.name} has no softmax attention ({type(mixer).__name__}); its attention "

@@ -85,17 +85,17 @@ def checked_target(model: Model, text: object, target: object = PREDICTION) -> T
     """Return the target of an explanation of a text, which may be a `TextRun`; None is the model's own prediction."""
     if is_text_list(text):
         raise InputError("A target is of one text: pass a text, a pair or token ids.")
-    reading = with_trace(text if isinstance(text, TextRun) else prepare_texts(model, text)[0])
+    text_run = with_trace(text if isinstance(text, TextRun) else prepare_texts(model, text)[0])
     if callable(target):
-        _check_head(reading)
+        _check_head(text_run)
         name = getattr(target, "__name__", "a function")
-        return Target(name, (reading,), partial(_of_function, reading, _with_logits(target)))
+        return Target(name, (text_run,), partial(_of_function, text_run, _with_logits(target)))
     if isinstance(target, str) and target == SIMILARITY:
-        return _similarity(reading)
+        return _similarity(text_run)
     if isinstance(target, tuple):
         if len(target) != 2:
             raise InputError(f"target={shortened(target)} cannot be used: a pair is one target against another.")
-        first, second = (checked_target(model, reading, side) for side in target)
+        first, second = (checked_target(model, text_run, side) for side in target)
         if len(first.runs) != len(second.runs):
             raise InputError("'similarity' reads the halves of a pair apart: it cannot be set against other targets.")
         if not callable(target[0]) and (first.label, first.token) == (second.label, second.token):
@@ -104,26 +104,26 @@ def checked_target(model: Model, text: object, target: object = PREDICTION) -> T
         return Target(label, first.runs, lambda states: first.number(states) - second.number(states))
     if is_collection(target):
         raise InputError(f"target={shortened(target)} cannot be used: expected one target.")
-    return _logit(reading, PREDICTION if target is None else target)
+    return _logit(text_run, PREDICTION if target is None else target)
 
 
-def with_trace(reading: TextRun) -> TextRun:
+def with_trace(text_run: TextRun) -> TextRun:
     """Return a text together with its trace, so that the model does not run again for each use of it."""
-    return reading if reading.trace is not None else replace(reading, trace=reading.model.trace(reading.batch))
+    return text_run if text_run.trace is not None else replace(text_run, trace=text_run.model.trace(text_run.batch))
 
 
-def _trace(reading: TextRun) -> Trace:
-    assert reading.trace is not None
-    return reading.trace
+def _trace(text_run: TextRun) -> Trace:
+    assert text_run.trace is not None
+    return text_run.trace
 
 
-def _check_head(reading: TextRun) -> Tensor | None:
+def _check_head(text_run: TextRun) -> Tensor | None:
     """Return a text's logits; refuse a model that makes them of more than the last hidden vectors."""
-    model = reading.model
-    trace = _trace(reading)
+    model = text_run.model
+    trace = _trace(text_run)
     logits = trace.logits
     if logits is not None:
-        again = run_from(model, reading.batch, trace.hidden[-1], model.n_layers - 1).logits
+        again = run_from(model, text_run.batch, trace.hidden[-1], model.n_layers - 1).logits
         assert again is not None
         if float((again - logits).abs().max()) > TOLERANCE[model.dtype] * float(logits.abs().max()):
             raise ModelError(f"The logits of {model.name} are not made of its last hidden vectors alone.")
@@ -133,16 +133,16 @@ def _check_head(reading: TextRun) -> Tensor | None:
 # Logits
 
 
-def _logit(reading: TextRun, target: Any) -> Target:
-    model = reading.model
-    logits = _check_head(reading)
+def _logit(text_run: TextRun, target: Any) -> Target:
+    model = text_run.model
+    logits = _check_head(text_run)
     if logits is None or logits.ndim not in (2, 3):
         raise InputError(
             f"A target is a logit, and {model.name} makes none. Use a model with a head. In Python, a function of the "
             "last hidden vectors (1, token, feature) that returns one number can be a target, too."
         )
     spells = logits.ndim == 3 and model.modality == "text" and model.hf.get_output_embeddings() is not None
-    name, position = _name_and_position(reading, target, spells) if logits.ndim == 3 else (target, None)
+    name, position = _name_and_position(text_run, target, spells) if logits.ndim == 3 else (target, None)
     choices = logits[0] if position is None else logits[0, position]
     if isinstance(name, str) and name == PREDICTION:
         index = int(choices.argmax())
@@ -160,13 +160,13 @@ def _logit(reading: TextRun, target: Any) -> Target:
     positions = None if position is None else [position]
 
     def scores(states: Tensor) -> Float[Tensor, "batch choice"]:
-        logits = run_from(model, reading.batch, states, model.n_layers - 1, positions=positions).logits
+        logits = run_from(model, text_run.batch, states, model.n_layers - 1, positions=positions).logits
         assert logits is not None
         return logits.flatten(0, logits.ndim - 2)
 
     return Target(
         f"{'next ' if is_next else ''}{label}{where}",
-        (reading,),
+        (text_run,),
         lambda states: scores(states)[:, index],
         lambda states: scores(states).softmax(-1)[:, index],
         index if spells else None,
@@ -178,10 +178,10 @@ def _continues(model: Model) -> bool:
     return model.causal or model.decoder_attention is not None
 
 
-def _name_and_position(reading: TextRun, target: object, spells: bool) -> tuple[object, int]:
+def _name_and_position(text_run: TextRun, target: object, spells: bool) -> tuple[object, int]:
     """Return what a target names, and the position of its logits: `Paris@7` is `Paris` and 7."""
-    model = reading.model
-    n = len(reading.tokens)
+    model = text_run.model
+    n = len(text_run.tokens)
     if isinstance(target, str) and not (spells and _find_token(model, target) is not None):
         name, at, position = target.rpartition("@")
         if at and position.isdecimal():
@@ -191,8 +191,8 @@ def _name_and_position(reading: TextRun, target: object, spells: bool) -> tuple[
     if spells and _continues(model):
         return target, n - 1
     mask = getattr(model.tokenizer, "mask_token_id", None)
-    assert reading.batch.ids is not None or not spells
-    ids = [] if reading.batch.ids is None else reading.batch.ids[0].tolist()
+    assert text_run.batch.ids is not None or not spells
+    ids = [] if text_run.batch.ids is None else text_run.batch.ids[0].tolist()
     masked = [position for position, token in enumerate(ids) if spells and token == mask]
     if len(masked) == 1:
         return target, masked[0]
@@ -257,9 +257,9 @@ def _with_logits(function: Callable[..., object]) -> Callable[[Tensor | None, Te
     )
 
 
-def _of_function(reading: TextRun, function: Callable[[Tensor | None, Tensor], object], states: Tensor) -> Tensor:
-    model = reading.model
-    all_logits = run_from(model, reading.batch, states, model.n_layers - 1).logits
+def _of_function(text_run: TextRun, function: Callable[[Tensor | None, Tensor], object], states: Tensor) -> Tensor:
+    model = text_run.model
+    all_logits = run_from(model, text_run.batch, states, model.n_layers - 1).logits
     values = []
     for row in range(len(states)):
         logits = None if all_logits is None else all_logits[row : row + 1]
@@ -282,13 +282,13 @@ def _is_pair(text: object) -> TypeGuard[tuple[str, str]]:
     return len(text) == 2 and all(isinstance(half, str) for half in text)
 
 
-def _similarity(reading: TextRun) -> Target:
+def _similarity(text_run: TextRun) -> Target:
     """Return the cosine of the halves of a pair, each read by itself and averaged over all of its tokens."""
-    pair = reading.text
+    pair = text_run.text
     if not _is_pair(pair):
         raise InputError("target='similarity' is of a pair of texts: pass a tuple of two strings.")
-    model = reading.model
-    runs = tuple(with_trace(half) for half in prepare_texts(model, list(pair), truncate=reading.may_be_cut))
+    model = text_run.model
+    runs = tuple(with_trace(half) for half in prepare_texts(model, list(pair), truncate=text_run.truncate))
     lengths = [len(run.tokens) for run in runs]
 
     def cosine(states: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Read texts through a model: batches and their texts, what each query sees, and what a replaced output changes."""
+"""Run texts through a model: each text's attention, which keys its queries see, and what a replaced output changes."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from identikit.models.model import Model, Split, Trace
 from identikit.models.taps.tap import AttentionCall, RowMask, Visitor
 from identikit.shapes import Tensor
 from identikit.texts.features import Images
-from identikit.texts.text import SOURCE, EncodedText, ReadText, TokenBatch, collate, key_batch, single_text
+from identikit.texts.text import SOURCE, EncodedText, ReadText, TokenBatch, key_batch, single_text
 
 
 class Change(NamedTuple):
@@ -29,13 +29,13 @@ class Change(NamedTuple):
     def words(self) -> str:
         """Return the change as the end of a sentence: 'left … bit-identical' or 'changed … by …'."""
         sizes = {"the final hidden states": self.hidden, "the logits": self.logits}
-        moved = [f"{what} by {size:.1g}".replace("e-0", "e-") for what, size in sizes.items() if size]
-        same = [what for what, size in sizes.items() if size == 0]
+        changed = [f"{name} by {size:.1g}".replace("e-0", "e-") for name, size in sizes.items() if size]
+        unchanged = [name for name, size in sizes.items() if size == 0]
         clauses = []
-        if moved:
-            clauses.append(f"changed {' and '.join(moved)} (relative to the largest entry)")
-        if same:
-            clauses.append(f"left {' and '.join(same)} bit-identical")
+        if changed:
+            clauses.append(f"changed {' and '.join(changed)} (relative to the largest entry)")
+        if unchanged:
+            clauses.append(f"left {' and '.join(unchanged)} bit-identical")
         return " and ".join(clauses)
 
     def beyond(self, dtype: str) -> str:
@@ -66,31 +66,31 @@ def visible_keys(call: AttentionCall) -> Visible | None:
         return visible_from_mask(call.mask[0], n)
     if call.mask.plain_causal:
         return visible_window(torch.ones(n, dtype=torch.bool, device=device), after=0)
-    places = torch.arange(call.key.shape[2], device=device)
+    keys = torch.arange(call.key.shape[2], device=device)
     starts = []
     stops = []
     for rows in call.row_chunks():
         block = call.visible(rows)[0, 0]
         start = block.byte().argmax(-1)
         stop = start + block.sum(-1)
-        if not torch.equal(block, (places >= start[:, None]) & (places < stop[:, None])):
+        if not torch.equal(block, (keys >= start[:, None]) & (keys < stop[:, None])):
             raise InputError(
                 f"Reading a text of {n} tokens: its mask is too long to hold and not made of runs of keys. Shorten the "
                 "text."
             )
         starts.append(start)
         stops.append(stop)
-    return Visible(len(places), places, torch.cat(starts), torch.cat(stops))
+    return Visible(len(keys), keys, torch.cat(starts), torch.cat(stops))
 
 
 @dataclass(frozen=True, eq=False)
 class TextRun:
-    """One text, read once: its tokens, the attention of every layer that was asked for, and the hidden vectors.
+    """One text and a model's run on it: its tokens, the attention of chosen layers, and the hidden vectors.
 
-    - `batch`: the text alone, without padding; `text`: as it was given
-    - `calls`: the captured attention by layer; `visible`: which keys each query sees there
-    - `trace`: the run's inputs, hidden vectors and logits, of this text; None where it was run beside others, padded
-    - `may_be_cut`: whether the text would have been cut, not refused, had it been too long
+    - `batch`: the text alone, without padding; `text`: as the caller passed it
+    - `calls`: the captured attention by layer; `visible`: which keys each query sees there. Both are empty before a run
+    - `trace`: the run's inputs, hidden vectors and logits; None before a run, and where it was beside other texts
+    - `truncate`: whether the text would have been cut, not refused, had it been too long
     """
 
     model: Model
@@ -99,7 +99,7 @@ class TextRun:
     calls: Mapping[int, AttentionCall]
     visible: Mapping[int, Visible | None]
     trace: Trace | None
-    may_be_cut: bool = False
+    truncate: bool = False
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class TextRun:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The tokens that its tokens see: these themselves, or those of the source."""
+        """The tokens that its tokens attend to: their own, or those of the source."""
         return key_batch(self.batch, self.model.decoder_attention).tokens[0]
 
     @property
@@ -118,9 +118,9 @@ class TextRun:
         features = self.batch.features
         if features is not None and isinstance(kind := self.model.family.features, Images):
             facts["images"] = [kind.about(self.model.hf.config, self.model.tokenizer, features[0])]
-        seen = key_batch(self.batch, self.model.decoder_attention)
-        if seen is not self.batch:
-            facts[SOURCE] = text_facts(seen)
+        keys = key_batch(self.batch, self.model.decoder_attention)
+        if keys is not self.batch:
+            facts[SOURCE] = text_facts(keys)
         return facts
 
     @property
@@ -166,10 +166,10 @@ def join_facts(texts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
     return about
 
 
-def rerun_with(reading: TextRun, model: Model, batch: TokenBatch) -> TextRun:
-    """Read a batch of the text with another model over the same weights, all of its layers."""
-    trace, calls, visible = _capture(model, batch, model.attention_layers)
-    return TextRun(model, batch, reading.text, calls[0], visible[0], trace, reading.may_be_cut)
+def rerun_with(text_run: TextRun, model: Model, batch: TokenBatch) -> TextRun:
+    """Run a batch of the text through another model over the same weights, and capture all of its layers."""
+    trace, [calls], [visible] = _capture(model, batch, model.attention_layers)
+    return TextRun(model, batch, text_run.text, calls, visible, trace, text_run.truncate)
 
 
 def run_texts(
@@ -177,30 +177,30 @@ def run_texts(
 ) -> list[TextRun]:
     """Run texts (or images, or sounds) through the model, each once, and keep some layers' attention; in order."""
     encoded = _encode_and_prove(model, text, truncate=truncate, max_tokens=max_tokens)
-    by_index: dict[int, TextRun] = {}
+    runs: dict[int, TextRun] = {}
     for batch in model.batches(encoded):
         trace, calls, visible = _capture(model, batch, layers)
         for row, index in enumerate(batch.order):
-            kept = trace if len(batch) == 1 else None
+            own_trace = trace if len(batch) == 1 else None
             alone = single_text(batch, row)
-            by_index[index] = TextRun(model, alone, encoded[index].text, calls[row], visible[row], kept, truncate)
-    return [by_index[index] for index in sorted(by_index)]
+            runs[index] = TextRun(model, alone, encoded[index].text, calls[row], visible[row], own_trace, truncate)
+    return [runs[index] for index in range(len(encoded))]
 
 
 def prepare_texts(
     model: Model, text: object, *, truncate: bool = False, max_tokens: int | None = None
 ) -> list[TextRun]:
-    """Return each text (or image, or sound) in a batch of its own, which needs no padding, before the model has run."""
+    """Encode texts (or images, or sounds), each in a batch of its own, without running the model yet."""
     encoded = _encode_and_prove(model, text, truncate=truncate, max_tokens=max_tokens)
-    return [TextRun(model, collate([each], pad_id=model.pad_id), each.text, {}, {}, None, truncate) for each in encoded]
+    return [TextRun(model, single.batch(), single.text, {}, {}, None, truncate) for single in encoded]
 
 
-def _encode_and_prove(model: Model, text: object, **options: Any) -> list[EncodedText]:
-    """Return texts as tokens; the first with images in it proves that the model is read correctly with them, too."""
-    encoded = model.encode(text, **options)
-    pictured = next((each for each in encoded if each.images is not None), None)
-    if pictured is not None and (model.proof is None or model.proof_with_images is not model.proof):
-        prove_with_images(model, collate([pictured], pad_id=model.pad_id))
+def _encode_and_prove(model: Model, text: object, *, truncate: bool, max_tokens: int | None) -> list[EncodedText]:
+    """Encode texts; the first with images in it proves that the model is read correctly with them, too."""
+    encoded = model.encode(text, truncate=truncate, max_tokens=max_tokens)
+    with_images = next((single for single in encoded if single.images is not None), None)
+    if with_images is not None and (model.proof is None or model.proof_with_images is not model.proof):
+        prove_with_images(model, with_images.batch())
         model.proof_with_images = model.proof
     return encoded
 
@@ -208,22 +208,22 @@ def _encode_and_prove(model: Model, text: object, **options: Any) -> list[Encode
 def _capture(
     model: Model, batch: TokenBatch, layers: Collection[int]
 ) -> tuple[Trace, list[dict[int, AttentionCall]], list[dict[int, Visible | None]]]:
-    """Run a batch, and take each chosen layer apart by texts; layers that share a mask share its reading."""
+    """Run a batch, and return its trace, and each row's calls and visible keys by layer."""
     calls: list[dict[int, AttentionCall]] = [{} for _ in batch.order]
     visible: list[dict[int, Visible | None]] = [{} for _ in batch.order]
-    seen: dict[tuple[int, int], tuple[Tensor | RowMask | None, Visible | None]] = {}
+    masks: dict[tuple[int, int], tuple[Tensor | RowMask | None, Visible | None]] = {}  # layers may share a mask
+    keys = key_batch(batch, model.decoder_attention)
 
     def visit(call: AttentionCall) -> None:
         if call.layer not in layers:
             return
-        keys = key_batch(batch, model.decoder_attention)
+        device = call.query.device
         for row in range(len(batch)):
-            positions = [tokens.positions(row).to(call.query.device) for tokens in (batch, keys)]
-            alone = call.of_text(row, *positions)
-            key = (id(call.mask), row)
-            if key not in seen:
-                seen[key] = (call.mask, visible_keys(alone))  # the mask is kept alive so that its id stays its own
+            alone = call.of_text(row, batch.positions(row).to(device), keys.positions(row).to(device))
+            mask_key = (id(call.mask), row)
+            if mask_key not in masks:
+                masks[mask_key] = (call.mask, visible_keys(alone))  # kept alive, so that its id stays its own
             calls[row][call.layer] = alone
-            visible[row][call.layer] = seen[key][1]
+            visible[row][call.layer] = masks[mask_key][1]
 
     return model.trace(batch, visit), calls, visible

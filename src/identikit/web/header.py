@@ -74,7 +74,7 @@ def inputs(result: Result) -> dict[str, Any]:
     if isinstance(text, Translation):
         return {"source": source, "text": _listed(text.source)}
     is_text = model.modality == "text" and isinstance(text, str | tuple)
-    if is_text and captured.text_run.may_be_cut and not _is_too_long(captured.text_run):
+    if is_text and captured.text_run.truncate and not _is_too_long(captured.text_run):
         (cut,) = model.encode(text, truncate=True, max_tokens=len(captured.text_run.tokens))
         if len(cut.ids) < len(model.encode(text)[0].ids):  # cut by choice: its tokens say what is left
             text = cut.ids
@@ -90,7 +90,7 @@ def _listed(text: object) -> str | list[str | int] | None:
 
 def _is_too_long(reading: TextRun) -> bool:
     """Whether a text was cut to the model's limit."""
-    if not reading.may_be_cut or reading.model.modality != "text":
+    if not reading.truncate or reading.model.modality != "text":
         return False
     try:
         reading.model.encode(reading.text)

@@ -24,7 +24,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.hub import cached_file
 
-from identikit.errors import ModelError
+from identikit.errors import ModelError, reason_of
 from identikit.models.families import find_all, stack_of
 from identikit.models.load.weights import unpacking_errors, unwrap_adapter
 from identikit.models.table import FAMILIES
@@ -78,9 +78,10 @@ class Checkpoint:
     @property
     def options(self) -> dict[str, Any]:
         """The arguments with which transformers reads it, beside the place."""
-        own = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
-        own |= {} if self.gguf is None else {"gguf_file": self.gguf.name}
-        return own | {"local_files_only": self.unreachable}
+        options: dict[str, Any] = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        if self.gguf is not None:
+            options["gguf_file"] = self.gguf.name
+        return options | {"local_files_only": self.unreachable}
 
     def file(self, name: str) -> Path | None:
         """Return where one of its files is; None if it has no such file or cannot be reached."""
@@ -156,8 +157,10 @@ def read_object(file: Path, source: str) -> dict[str, Any]:
 
 def weight_files(checkpoint: Checkpoint, config: PreTrainedConfig) -> list[Path]:
     """Return the files that a checkpoint's weights are read from, each of them there and in its folder."""
-    named = getattr(config, "transformers_weights", None)
-    names = (_SINGLE, _INDEX) if named is None else (_own_file(named, "config.json", checkpoint.source),)
+    configured = getattr(config, "transformers_weights", None)
+    names = (_SINGLE, _INDEX)
+    if configured is not None:
+        names = (_checked_file_name(configured, "config.json", checkpoint.source),)
     index = next(filter(None, map(checkpoint.file, names)), None)
     if index is None:
         raise ModelError(
@@ -167,14 +170,14 @@ def weight_files(checkpoint: Checkpoint, config: PreTrainedConfig) -> list[Path]
     if index.suffix != ".json":
         return [index]
     content = read_object(index, checkpoint.source)
-    places = content.get("weight_map")
-    if not isinstance(places, dict) or not places or not isinstance(content.get("metadata"), dict):
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not isinstance(content.get("metadata"), dict):
         raise ModelError(
             f"Loading {checkpoint.source}: its {index.name} has no 'weight_map' and 'metadata' that are objects, so it "
             "does not say where the weights are. Download it again."
         )
     shards = []
-    for name in sorted({_own_file(name, index.name, checkpoint.source) for name in places.values()}):
+    for name in sorted({_checked_file_name(name, index.name, checkpoint.source) for name in weight_map.values()}):
         file = checkpoint.file(name)
         if file is None:
             raise ModelError(
@@ -185,13 +188,13 @@ def weight_files(checkpoint: Checkpoint, config: PreTrainedConfig) -> list[Path]
     return shards
 
 
-def _own_file(name: object, named_in: str, source: str) -> str:
+def _checked_file_name(name: object, named_in: str, source: str) -> str:
     """Return the name of a weight file if it is one, inside the checkpoint's folder."""
     text = str(name)
-    parts = {*PurePosixPath(text).parts, *PureWindowsPath(text).parts}
-    outside = PurePosixPath(text).is_absolute() or PureWindowsPath(text).anchor or ".." in parts
-    weights = text.endswith(".safetensors") or (named_in == "config.json" and text.endswith(".safetensors.index.json"))
-    if not isinstance(name, str) or outside or not weights:
+    folders = {*PurePosixPath(text).parts, *PureWindowsPath(text).parts}
+    is_outside = PurePosixPath(text).is_absolute() or PureWindowsPath(text).anchor or ".." in folders
+    suffixes = (".safetensors", ".safetensors.index.json") if named_in == "config.json" else ".safetensors"
+    if not isinstance(name, str) or is_outside or not text.endswith(suffixes):
         raise ModelError(
             f"Loading {source}: its {named_in} names {name!r:.120} as a file of weights, expected a .safetensors file "
             "in the same folder. Nothing was read; do not trust this checkpoint."
@@ -210,7 +213,7 @@ def stored_weights(files: Iterable[Path], source: str) -> dict[str, StoredWeight
                     entry = opened.get_slice(name)
                     stored[name] = StoredWeight(file, entry.get_dtype(), tuple(entry.get_shape()))
         except (SafetensorError, OSError) as error:
-            reason = " ".join(str(error).split()).rstrip(".")
+            reason = reason_of(error, 1000)
             raise ModelError(f"Loading {source}: {file.name} cannot be read ({reason}). Download it again.") from None
         for name in sorted(stored.keys() & weights.keys()):
             raise ModelError(
@@ -266,15 +269,15 @@ def check_report(
             f"Loading {source}: the checkpoint lacks {len(missing)} weights of {type(model).__name__} (the first is "
             f"{missing[0]}); they would be random. Load a complete checkpoint."
         )
-    whole = tuple(name for name, buffer in model.named_buffers() if not buffer.is_floating_point())
+    integer_buffers = tuple(name for name, buffer in model.named_buffers() if not buffer.is_floating_point())
     for name, entry in sorted(stored.items()):
-        meant = not plain or name in unused or _is_table(name, entry) or name.endswith(whole)
-        if entry.dtype not in _PLAIN and not meant:  # it would be cast without its scales
+        is_meant = not plain or name in unused or _is_table(name, entry) or name.endswith(integer_buffers)
+        if entry.dtype not in _PLAIN and not is_meant:  # it would be cast without its scales
             raise ModelError(
                 f"Loading {source}: the weight {name!r} is stored as {entry.dtype}, and its config.json does not say "
                 "how it was quantised, so its value is unknown. Name the checkpoint it was made from."
             )
-    for key in _of_the_part_read(model, sorted(unused)):
+    for key in _keys_of_read_part(model, sorted(unused)):
         if not _is_table(key, stored.get(key)):
             raise ModelError(
                 f"Loading {source}: the checkpoint holds the weight {key!r}, which {type(model).__name__} with its "
@@ -289,32 +292,33 @@ def _is_table(name: str, stored: StoredWeight | None) -> bool:
     return mask or name.rpartition(".")[2] in _TABLES
 
 
-def _of_the_part_read(model: PreTrainedModel, keys: Iterable[str]) -> Iterator[str]:
+def _keys_of_read_part(model: PreTrainedModel, keys: Iterable[str]) -> Iterator[str]:
     """Yield the weights without a place that belong to what is read: the smallest part with blocks and embeddings.
 
     Files of a bare model spell names without the base model's prefix, and so do heads: there, only what begins like a
     module of the part belongs to it.
     """
-    wanted: list[nn.Module] = []
+    read_modules: list[nn.Module] = []
     family = FAMILIES.get(model.config.model_type)
     if family is not None:
         stack = stack_of(family, model)
         blocks = find_all(stack.base_model, family.blocks)
         if family.features is not None:
-            wanted = [stack.base_model]
+            read_modules = [stack.base_model]
         elif blocks:
-            wanted = [*blocks, stack.get_input_embeddings()]
-    ids = set(map(id, wanted))
+            read_modules = [*blocks, stack.get_input_embeddings()]
+    ids = set(map(id, read_modules))
     paths = [name.split(".") for name, module in model.named_modules() if name and id(module) in ids]
-    read = [names[0] for names in takewhile(lambda names: len({*names}) == 1, zip(*paths, strict=False))]
-    root = model.get_submodule(".".join(read))
+    root_path = [names[0] for names in takewhile(lambda names: len({*names}) == 1, zip(*paths, strict=False))]
+    root = model.get_submodule(".".join(root_path))
     children = dict([*root.named_children(), *root.named_parameters(recurse=False)])
-    read = read[1:] if read[:1] == [model.base_model_prefix] else read
-    depth = len(read)
+    if root_path[:1] == [model.base_model_prefix]:
+        root_path = root_path[1:]
+    depth = len(root_path)
     prefix = f"{model.base_model_prefix}."
     for key in keys:
         path = key.removeprefix(prefix).split(".")
-        if path[:depth] != read or len(path) == depth or path[depth].startswith(_UNUSED):
+        if path[:depth] != root_path or len(path) == depth or path[depth].startswith(_UNUSED):
             continue
         if key.startswith(prefix) or path[depth] in children:
             yield key

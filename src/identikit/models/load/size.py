@@ -88,7 +88,7 @@ def sizes_of(model: object, *, dtype: torch.dtype, device: torch.device, revisio
         family = families.family_of(whole)
         stack = families.stack_of(family, whole)
         blocks = tuple(families.find_all(stack.base_model, family.blocks))
-        attending = next(block for block in blocks if families.mixer_instead(family, block) is None)
+        attending = next(block for block in blocks if families.other_mixer(family, block) is None)
         taken, d_model = families.output_size(family, attending)
     own: Any = stack.config if hasattr(stack.config, "num_attention_heads") else stack.config.get_text_config()
     heads = own.num_attention_heads

@@ -1,7 +1,7 @@
 """The tap: one capture point for the attention of every architecture.
 
 transformers lets a caller register an attention function and a mask function under one name. Ours receives, at every
-layer, the query, key and value (after rotary, keys and values not repeated), the mask and the scaling; it hands them to
+layer, the query, key and value (after rotary, keys and values not repeated), the mask and the scaling; it shows them to
 a *visitor* as an `AttentionCall` and returns the head output, or what the visitor returns instead. Nothing of
 transformers is forked, and no attention matrix is needed.
 """
@@ -39,21 +39,21 @@ BiasKeys = Callable[[int, Tensor, Tensor], Tensor]  # text, heads, queries to (h
 Visitor = Callable[["AttentionCall"], Tensor | None]
 
 _visitor: ContextVar[Visitor] = ContextVar("identikit_visitor")
-_counter: ContextVar["CallCounter"] = ContextVar("identikit_place")
+_counter: ContextVar["CallCounter"] = ContextVar("identikit_calls")
 
 
 @dataclass
 class CallCounter:
-    """Where a run is: the index of the block that is running, and how many attention calls were made so far.
+    """How far a run is: the index of the `block` that is running, and how many attention `calls` were made so far.
 
-    `home` is the device on which what is read comes together, where layers are on several; None: they are on one. Where
-    blocks attend several times, `wanted` is the number of the only call that is read now.
+    Where layers are on several devices, captured tensors go to `gather_device`; None: they are on one. Where blocks
+    attend several times, `visited_call` is the number of the only call that the visitor sees now; None: it sees all.
     """
 
     gather_device: torch.device | None = None
     block: int = 0
     calls: int = 0
-    wanted: int | None = None
+    visited_call: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,27 +134,27 @@ class AttentionCall:
     ) -> Float[Tensor, "batch chosen_head row key"]:
         """Return the raw attention of the chosen queries and heads; a row that sees no key is all zero."""
         dtype = dtype or self.query.dtype
-        chosen = torch.arange(self.query.shape[1], device=self.query.device)[heads]
+        head_indices = torch.arange(self.query.shape[1], device=self.query.device)[heads]
         if self.given is not None:
-            return self.given[:, chosen][:, :, queries].to(dtype)
-        if len(chosen) == self.query.shape[1] and isinstance(heads, slice):  # keys need not be repeated
+            return self.given[:, head_indices][:, :, queries].to(dtype)
+        if len(head_indices) == self.query.shape[1] and isinstance(heads, slice):  # keys need not be repeated
             query = self.query[:, :, queries].to(dtype).unflatten(1, (-1, self.groups))
             scores = (query.flatten(2, 3) @ self.key.to(dtype).mT * self.scaling).unflatten(2, query.shape[2:4])
             scores = scores.flatten(1, 2)
         else:
-            key = self.key[:, chosen // self.groups].to(dtype)
-            scores = self.query[:, chosen][:, :, queries].to(dtype) @ key.mT * self.scaling
+            key = self.key[:, head_indices // self.groups].to(dtype)
+            scores = self.query[:, head_indices][:, :, queries].to(dtype) @ key.mT * self.scaling
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         if self.bias is not None:
-            scores = scores + self.bias[:, chosen][:, :, queries].to(dtype)
+            scores = scores + self.bias[:, head_indices][:, :, queries].to(dtype)
         visible = None
         if self.mask is not None:
             visible = self.visible(queries)
-            visible = visible[:, chosen] if visible.shape[1] > 1 else visible
+            visible = visible[:, head_indices] if visible.shape[1] > 1 else visible
             scores = scores.masked_fill(~visible, -torch.inf)
         if self.sink is not None:
-            sink = self.sink[chosen].to(dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+            sink = self.sink[head_indices].to(dtype)[:, None, None].expand(*scores.shape[:-1], 1)
             scores = torch.cat([scores, sink], dim=-1)
         weights = torch.softmax(scores, dim=-1)[..., : self.key.shape[2]]
         return weights if visible is None else weights.masked_fill(~visible, 0.0)
@@ -163,45 +163,47 @@ class AttentionCall:
         """Return the soft-cap's derivative at each score of the first text, in float64; None: no soft-cap."""
         if self.softcap is None:
             return None
-        chosen = torch.arange(self.query.shape[1], device=self.query.device)[heads]
-        query = self.query[0, chosen][:, queries].double()
-        key = self.key[0, chosen // self.groups].double()
+        head_indices = torch.arange(self.query.shape[1], device=self.query.device)[heads]
+        query = self.query[0, head_indices][:, queries].double()
+        key = self.key[0, head_indices // self.groups].double()
         return 1 - torch.tanh(query @ key.mT * self.scaling / self.softcap).square()
 
     def of_text(self, row: int, positions: Int[Tensor, "n"], keys: Tensor | None = None) -> "AttentionCall":
         """Return the call of one text of the batch, without its padding; `keys` are positions in its source."""
         keys = positions if keys is None else keys
-        queries = slice(None) if len(positions) == self.query.shape[2] else positions
-        seen = slice(None) if len(keys) == self.key.shape[2] else keys
+        row_index = slice(None) if len(positions) == self.query.shape[2] else positions
+        key_index = slice(None) if len(keys) == self.key.shape[2] else keys
 
-        def part(tensor: Tensor, kept: Selection = queries) -> Tensor:
-            return tensor[row : row + 1, :, kept]
+        def select(tensor: Tensor, index: Selection = row_index) -> Tensor:
+            return tensor[row : row + 1, :, index]
 
         mask = self.mask
         bias = self.bias
-        if isinstance(mask, RowMask) and (mask.batch > 1 or isinstance(queries, Tensor) or isinstance(seen, Tensor)):
+        if isinstance(mask, RowMask) and (
+            mask.batch > 1 or isinstance(row_index, Tensor) or isinstance(key_index, Tensor)
+        ):
             raise ModelError(f"Reading a text of over {LONGEST_MASK} tokens: it must be run alone, not in a batch.")
         if isinstance(mask, Tensor):
-            mask = part(mask)[..., seen]
+            mask = select(mask)[..., key_index]
         if bias is not None:
-            bias = part(bias if len(bias) > 1 else bias.expand(row + 1, -1, -1, -1))[..., seen]
+            bias = select(bias if len(bias) > 1 else bias.expand(row + 1, -1, -1, -1))[..., key_index]
         return replace(
             self,
-            query=part(self.query),
-            key=part(self.key, seen),
-            value=part(self.value, seen),
+            query=select(self.query),
+            key=select(self.key, key_index),
+            value=select(self.value, key_index),
             mask=mask,
             bias=bias,
             bias_keys=None if self.bias_keys is None else partial(_keys_of_text, self.bias_keys, row, positions),
-            gate=None if self.gate is None else part(self.gate),
+            gate=None if self.gate is None else select(self.gate),
         )
 
     def on(self, device: torch.device | None) -> "AttentionCall":
         """Return the call with all its tensors on a device; None: where they are."""
         if device is None or self.query.device == device:
             return self
-        parts = {each.name: getattr(self, each.name) for each in fields(self)}
-        moved: dict[str, Any] = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
         if self.bias_keys is not None:
             moved["bias_keys"] = partial(_keys_on, self.bias_keys, self.query.device, device)
         return replace(self, **moved)
@@ -242,33 +244,33 @@ class AttentionCall:
 
 
 def _keys_of_text(
-    bias_keys: BiasKeys, row: int, places: Int[Tensor, "n"], _: int, heads: Tensor, queries: Tensor
+    bias_keys: BiasKeys, row: int, positions: Int[Tensor, "n"], _: int, heads: Tensor, queries: Tensor
 ) -> Float[Tensor, "head row n d_k"]:
     """Return the `bias_keys` of one text of a batch, without its padding; not a closure, which cannot be pickled."""
-    return bias_keys(row, heads, places[queries])[:, :, places]
+    return bias_keys(row, heads, positions[queries])[:, :, positions]
 
 
 def _keys_on(
-    bias_keys: BiasKeys, layer: torch.device, home: torch.device, text: int, heads: Tensor, queries: Tensor
+    bias_keys: BiasKeys, layer: torch.device, target: torch.device, text: int, heads: Tensor, queries: Tensor
 ) -> Float[Tensor, "head row n d_k"]:
     """Return the `bias_keys` of a layer on one device for heads and queries on another."""
-    return bias_keys(text, heads.to(layer), queries.to(layer)).to(home)
+    return bias_keys(text, heads.to(layer), queries.to(layer)).to(target)
 
 
 def show_visitor(call: AttentionCall) -> Float[Tensor, "batch head query d_v"]:
-    """Give a layer's call to the visitor; return the head output that the model continues with."""
-    place = _counter.get()
-    if place.wanted not in (None, place.calls - 1):
+    """Show a layer's call to the visitor; return the head output that the model continues with."""
+    counter = _counter.get()
+    if counter.visited_call not in (None, counter.calls - 1):
         return call.output
-    replaced = _visitor.get()(call.on(place.gather_device))
+    replaced = _visitor.get()(call.on(counter.gather_device))
     return call.output if replaced is None else replaced.to(call.query.device)
 
 
 def count_call() -> int:
     """Count an attention call; return the index of its block: ALBERT runs one module many times, so order counts."""
-    place = _counter.get()
-    place.calls += 1
-    return place.block
+    counter = _counter.get()
+    counter.calls += 1
+    return counter.block
 
 
 def attention(
@@ -362,13 +364,13 @@ AttentionMaskInterface.register(NAME, _mask)
 
 
 @contextmanager
-def visit_calls(visitor: Visitor, home: torch.device | None = None) -> Iterator[CallCounter]:
-    """Send the attention calls made inside to `visitor`; yield where the run is, set by whoever watches the blocks."""
-    place = CallCounter(home)
+def visit_calls(visitor: Visitor, gather_device: torch.device | None = None) -> Iterator[CallCounter]:
+    """Send the attention calls made inside to `visitor`; yield their counter, which whoever watches the blocks sets."""
+    counter = CallCounter(gather_device)
     visitor_before = _visitor.set(visitor)
-    place_before = _counter.set(place)
+    counter_before = _counter.set(counter)
     try:
-        yield place
+        yield counter
     finally:
         _visitor.reset(visitor_before)
-        _counter.reset(place_before)
+        _counter.reset(counter_before)
