@@ -32,6 +32,15 @@ def test_powers_of_two_change_no_bit(name, probes, highest, monkeypatch):
         assert torch.equal(one, other)
 
 
+def test_each_inputs_largest_tangent_is_scaled_just_below_the_highest_power():
+    before = torch.tensor([[1e-3], [1.0], [1e3], [0.0]]) * torch.linspace(-1, 1, 5)
+    after = before.clone()
+    exponent = tangents.rescale(after, dim=0)
+    largest = after.abs().amax(1)
+    assert (largest[:3] >= 2**4).all() and (largest < 2**5).all() and exponent[3] == 0
+    assert torch.equal(torch.ldexp(after, exponent[:, None]), before)
+
+
 def growing(dtype: torch.dtype) -> Model:
     """A model whose derivatives grow from layer to layer, past what float16 can hold; its weights are float16's."""
     stock = tiny.build("llama").half()

@@ -202,7 +202,7 @@ def test_any_dual_vector_proves_the_bound_of_the_definition(mask, epsilon):
     rows, values = some_rows(random_head(9, 3, 3, mask=mask), random_head(9, 3, 2, seed=5, mask=mask))
     generator = torch.Generator().manual_seed(0)
     y = 3 * torch.randn(5, 2, 4, generator=generator, dtype=torch.float64)
-    objective = torch.randn(5, 2, 9, generator=generator, dtype=torch.float64)
+    objective = torch.randn(5, 2, 9, generator=generator, dtype=torch.float64) + 50 * ~rows.visible[:, None]
     found = proven_maximum(rows, objective, y.clone(), epsilon=epsilon)
     for row, program in itertools.product(range(5), range(2)):
         seen = rows.visible[row]

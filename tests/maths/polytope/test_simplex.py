@@ -137,6 +137,15 @@ def test_objectives_of_each_row_are_those_of_plain_linear_programs(kind, engine)
         assert_close(found.upper[index], upper)
 
 
+@pytest.mark.parametrize("propose", [cpu.propose, cpu.propose_plainly])
+def test_vertices_attain_the_ends_that_are_proposed(propose):
+    rows, _, question, *_ = case("random")
+    assert question.objectives is not None
+    proposals = propose(rows, Question(objectives=question.objectives), vertices=True)
+    attained = (proposals.vertices * question.objectives[:, None]).sum(-1)
+    assert_close(attained[rows.free], torch.stack([proposals.least, proposals.greatest], -1)[rows.free], 1e-12)
+
+
 @pytest.mark.parametrize("kind", ["window", "deficient"])
 def test_edges_and_groups_asked_together_are_those_asked_apart(kind):
     rows, values = some_rows(kind)
