@@ -67,7 +67,7 @@ def test_half_sent_headers_are_not_awaited_for_ever(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch, opened: list[socket.socket]):
-    monkeypatch.setattr(guard, "MOST", 3)
+    monkeypatch.setattr(guard, "MAX_CONNECTIONS", 3)
 
     def work(port: int) -> None:
         waiting = [connected(opened, port, b"GET / ") for _ in range(3)]

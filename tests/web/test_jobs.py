@@ -12,7 +12,7 @@ import pytest
 
 from identikit.web import messages
 from identikit.web.jobs import PendingTask, Service
-from identikit.web.worker import Desk
+from identikit.web.worker import TaskRunner
 from tests.web.served import LONG, SHORT, Served
 from tests.web.test_server import refused
 from tools.soak_server import soak
@@ -70,7 +70,7 @@ def test_a_running_analysis_can_be_cancelled_and_the_worker_goes_on(server: Serv
 
 def test_a_task_heeds_a_request_to_cancel_it(folders: list[Path]):
     ours, theirs = Pipe()
-    desk = Desk((messages.ModelSource(str(folders[0])),), theirs)
+    desk = TaskRunner((messages.ModelSource(str(folders[0])),), theirs)
     ours.send(messages.CANCEL)
     assert desk.answer(messages.WorkerTask("tiny-bert", SHORT, messages.Explain(1.0))) == messages.CANCELLED
     assert desk.answer(messages.WorkerTask("tiny-bert", SHORT, messages.CheckText())) == messages.Answer()

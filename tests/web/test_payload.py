@@ -179,7 +179,7 @@ def test_vertices_keep_the_output_and_reach_the_ends_and_the_grid_contains_them(
 
 def test_the_opening_row_has_a_grid_however_few_rows_do(explanation: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rows, "GRID_WORK", 0.0)
-    monkeypatch.setattr(rows, "_opening", lambda _, ranked, __: list(ranked.values())[-1])
+    monkeypatch.setattr(rows, "_opening_row", lambda _, ranked, __: list(ranked.values())[-1])
     arrays, about = opened(packed(explanation))
     (row,) = arrays["grid.row"].tolist()
     assert arrays["rows.place"][row].tolist() == list(about["first"].values())

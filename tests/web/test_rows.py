@@ -316,7 +316,7 @@ def test_the_python_of_a_page_names_the_options_that_gave_it(page: Any, tmp_path
 
 def test_a_script_that_is_a_token_is_shown_as_text(page: Any, explanation: Any, tmp_path: Path, monkeypatch: Any):
     hostile = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
-    monkeypatch.setattr(rows, "_grid", lambda *_: None)  # takes seconds, and is not looked at here
+    monkeypatch.setattr(rows, "_add_grid", lambda *_: None)  # takes seconds, and is not looked at here
     monkeypatch.setattr(header, "shown", lambda token: hostile if token == "w5" else token)
     opened(page, save_html(explanation, tmp_path / "hostile.html"), "query=3&tab=provenance")
     assert hostile in page.locator("#panel-verdict canvas").get_attribute("aria-label")
@@ -327,7 +327,7 @@ def test_a_script_that_is_a_token_is_shown_as_text(page: Any, explanation: Any, 
 
 
 def test_a_causal_row_has_only_what_it_sees(page: Any, tmp_path: Path, monkeypatch: Any):
-    monkeypatch.setattr(rows, "_grid", lambda *_: None)  # takes seconds, and is not looked at here
+    monkeypatch.setattr(rows, "_add_grid", lambda *_: None)  # takes seconds, and is not looked at here
     model = tiny.loaded("llama")
     opened(page, save_html(explain(model, TEXT, seconds=None), tmp_path / "causal.html"), "tab=provenance")
     assert [one["position"] for one in rows_of(page, "edge", query=5)] == list(range(6))

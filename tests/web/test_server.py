@@ -19,7 +19,7 @@ import identikit as ik
 from identikit.attention.measure_kinds import MEASURE_KINDS
 from identikit.web.messages import Limits, ModelSource
 from identikit.web.server import serve
-from identikit.web.worker import Desk
+from identikit.web.worker import TaskRunner
 from tests.models import tiny
 from tests.web.served import SHORT, Served
 
@@ -323,7 +323,7 @@ def test_models_that_are_not_served(tmp_path: Path, folders: list[Path]):
         ((changed,), "its files are not those that the server was started with"),
     ]:
         with pytest.raises(ik.ModelError, match=words):
-            Desk(sources, connection)
+            TaskRunner(sources, connection)
 
 
 def test_without_its_packages_it_says_which_is_missing():

@@ -29,8 +29,8 @@ def bundle(entry: str) -> str:
         if name in sources:
             return
         sources[name] = (static() / name).read_text(encoding="utf-8")
-        for other in _IMPORT.findall(sources[name]):
-            visit(other)
+        for imported in _IMPORT.findall(sources[name]):
+            visit(imported)
         order.append(name)
 
     visit(entry)

@@ -22,13 +22,13 @@ CLOSE = 2e-6  # how far float32 factors may be from effective attention; beyond,
 
 @dataclass
 class File:
-    """The arrays and the JSON that are gathered for a file."""
+    """The arrays and the JSON of a file that is being put together."""
 
     arrays: dict[str, Tensor] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
 
     def bytes(self) -> bytes:
-        """Return the safetensors file, or refuse one that no browser would like."""
+        """Return the safetensors file, or refuse one that is too large for browsers."""
         size = sum(array.nbytes for array in self.arrays.values())
         if size > LARGEST:
             raise InputError(
@@ -45,45 +45,45 @@ def bits(mask: Bool[Tensor, "query key"]) -> Tensor:
     return (padded << torch.arange(7, -1, -1)).sum(-1).to(torch.uint8)
 
 
-def factors(part: Layer, heads: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, object]]:
+def factors(layer: Layer, heads: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Return a layer's heads as factors, and which of them use which keys and which basis."""
-    call = part.call
-    chosen = part.heads[list(heads)]
-    key_heads = (chosen // call.groups).unique()
-    groups = sorted({place // part.factors.group for place in heads})
-    values = part.factors.values.double()
-    passed = part.passed.values.double()
+    call = layer.call
+    head_numbers = layer.heads[list(heads)]
+    key_heads = (head_numbers // call.groups).unique()
+    groups = sorted({head // layer.factors.group for head in heads})
+    values = layer.factors.values.double()
+    passed = layer.passed.values.double()
     bases = {group: _basis(values[group], passed[group]) for group in groups}
     coefficients = []
     through = []
-    for place in heads:
-        group = place // part.factors.group
+    for head in heads:
+        group = head // layer.factors.group
         basis = bases[group]
-        coefficients.append(part.factors.coefficients[place].double() @ values[group].mT @ basis)
+        coefficients.append(layer.factors.coefficients[head].double() @ values[group].mT @ basis)
         lengths = passed[group]
-        if part.gate is None:  # a gate differs from query to query: there, the output before it is what is measured
-            lengths = lengths @ length_factor_of_head(part.passed, part.projection, place).to(lengths)
+        if layer.gate is None:  # a gate differs from query to query: there, the output before it is what is measured
+            lengths = lengths @ length_factor_of_head(layer.passed, layer.projection, head).to(lengths)
         through.append(basis.mT @ lengths)
     width = max(basis.shape[1] for basis in bases.values())
-    basis = torch.stack([F.pad(one, (0, width - one.shape[1])) for one in bases.values()])
-    solved = torch.stack([F.pad(one, (0, width - one.shape[1])) for one in coefficients])
-    basis_head = [groups.index(place // part.factors.group) for place in heads]
+    basis = torch.stack([F.pad(basis, (0, width - basis.shape[1])) for basis in bases.values()])
+    solved = torch.stack([F.pad(rows, (0, width - rows.shape[1])) for rows in coefficients])
+    basis_head = [groups.index(head // layer.factors.group) for head in heads]
     wide = torch.float32 if _close(solved, basis[basis_head]) else torch.float64
     sent = torch.float32 if call.query.dtype == torch.float64 else call.query.dtype
     arrays = {
-        "query": call.query[0, chosen].to(sent),
+        "query": call.query[0, head_numbers].to(sent),
         "key": call.key[0, key_heads].to(sent),
         "coefficients": solved.to(wide),
         "basis": basis.to(wide),
-        "through": torch.stack([F.pad(one, (0, 0, 0, width - len(one))) for one in through]).float(),
-        "identifiable": part.factors.identifiable[list(heads)].to(torch.uint8),
+        "through": torch.stack([F.pad(lengths, (0, 0, 0, width - len(lengths))) for lengths in through]).float(),
+        "identifiable": layer.factors.identifiable[list(heads)].to(torch.uint8),
     }
     facts = {
-        "key_head": [key_heads.tolist().index(int(head) // call.groups) for head in chosen],
+        "key_head": [key_heads.tolist().index(int(head) // call.groups) for head in head_numbers],
         "basis_head": basis_head,
         "scaling": float(call.scaling),
         "softcap": call.softcap,
-        "sink": None if call.sink is None else call.sink[chosen].double().tolist(),
+        "sink": None if call.sink is None else call.sink[head_numbers].double().tolist(),
     }
     return arrays, facts
 

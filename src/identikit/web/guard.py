@@ -1,4 +1,4 @@
-"""What every request passes before the server looks at it, and what every answer says.
+"""Checks that every request passes before the server handles it, and the headers of every answer.
 
 A page elsewhere must neither read answers (no CORS; the Host header is checked, so that no other name leads here) nor
 start work (a POST or DELETE with a foreign origin is refused). Starlette's TrustedHostMiddleware passes over the port
@@ -19,7 +19,7 @@ from identikit.web.messages import RefusedError, error_response
 
 BODY_SECONDS = 20.0  # how long a body may take to arrive
 HEADER_SECONDS = 20.0  # how long the headers of a request may take to arrive
-MOST = 100  # connections: well below the files that a process may open, 256 on some systems
+MAX_CONNECTIONS = 100  # well below the files that a process may open, 256 on some systems
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'self'",
@@ -88,13 +88,13 @@ class Guard:
         if length.isdecimal() and int(length[:20]) > self.body:
             raise too_large
         body = b""
-        more = True
+        is_incomplete = True
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                while more:
+                while is_incomplete:
                     message = await receive()
                     body += message.get("body", b"")
-                    more = message.get("more_body", False)
+                    is_incomplete = message.get("more_body", False)
                     if len(body) > self.body:
                         raise too_large
         except TimeoutError:
@@ -110,23 +110,23 @@ def _is_own(origin: str | None, host: str) -> bool:
         return False
 
 
-def allowed_hosts(host: str, port: int, others: tuple[str, ...]) -> frozenset[str]:
+def allowed_hosts(host: str, port: int, allowed: tuple[str, ...]) -> frozenset[str]:
     """Return what a Host header may say: local names and the server's own, with its port, and those allowed."""
     name = f"[{host}]" if ":" in host else host.lower()
     names = {"127.0.0.1", "localhost", "[::1]", name} - {"0.0.0.0", "[::]"}
     with_port = names if port == 80 else {f"{name}:{port}" for name in names}
-    return frozenset({*with_port, *map(str.lower, others)})
+    return frozenset({*with_port, *map(str.lower, allowed)})
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which is closed if it is one too many or if a request's headers do not come."""
+    """uvicorn's connection, closed if there are too many, or if a request's headers do not arrive in time."""
 
     _due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Close one connection too many at once; wait for the headers of the others."""
+        """Close the connection if there are too many, or else wait for headers."""
         super().connection_made(transport)
-        if len(self.connections) > MOST:
+        if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
         else:
             self._await_headers()
@@ -137,7 +137,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Stop waiting for headers."""
         if self._due is not None:
             self._due.cancel()
         super().connection_lost(exc)

@@ -1,4 +1,4 @@
-"""What a file says about its result: the text, the model, and the arguments that give the same numbers in Python."""
+"""The header of a view file: the text, the model, and the arguments that give the same numbers in Python."""
 
 import json
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ from identikit.tokens.result import IdentityMap
 from identikit.version import __version__
 from identikit.web.file import FORMAT
 
-_LOOKING = ', target=..., attention="cross"'  # of results that hold only numbers
+_NUMBERS_ONLY = ', target=..., attention="cross"'  # of results that hold only numbers
 
 
 def header(result: Result) -> dict[str, Any]:
-    """Return what every file says of its result."""
+    """Return the facts that every file states about its result."""
     tokens = [readable_token(token) for token in result.tokens]
     return {
         "format": FORMAT,
@@ -37,14 +37,14 @@ def header(result: Result) -> dict[str, Any]:
         "words": result.about.get("words") or [],
         "provenance": plain(asdict(result.provenance)),
         "unavailable": {},
-        **_keys(result),
+        **_key_text(result),
         **inputs(result),
-        "calls": _calls(result),
+        "calls": _call_arguments(result),
     }
 
 
-def _keys(result: Result) -> dict[str, Any]:
-    """Return the text that keys are of, where it is another one than that of the queries."""
+def _key_text(result: Result) -> dict[str, Any]:
+    """Return the text of the keys, where that is not the text of the queries."""
     if SOURCE not in result.about:
         return {}
     text = result.about[SOURCE]
@@ -99,36 +99,36 @@ def _is_too_long(reading: TextRun) -> bool:
     return False
 
 
-def _calls(result: Result) -> dict[str, str]:
-    """Return what the Python of a view needs beside model and text, so that it gives the numbers which the view shows.
+def _call_arguments(result: Result) -> dict[str, str]:
+    """Return the arguments, besides model and text, with which the Python of a view gives the numbers that it shows.
 
-    These are the arguments of `ik.load`, of any function of the text, of `effective_attention` and of `explain`, as
-    they stand in a call, with a comma before them, or empty where the defaults give the same.
+    They are those of `ik.load`, of any function of the text, of `effective_attention` and of `explain`, each as it
+    stands in a call, after a comma, or empty where the defaults give the same.
     """
     attention = result.attention if isinstance(result, Explanation) else result
     if not isinstance(attention, EffectiveAttention) or not isinstance(attention.source, Captured):
-        return {"looking": _LOOKING} if SOURCE in result.about else {}
+        return {"looking": _NUMBERS_ONLY} if SOURCE in result.about else {}
     model = attention.source.text_run.model
     text = ", truncate=True" if _is_too_long(attention.source.text_run) else ""
-    looking = _looking(attention.source.text_run)
-    usual: dict[str, Any] = asdict(EffectiveOptions())
-    usual |= {"layers": list(model.attention_layers), "heads": list(range(model.n_heads))}
-    given = attention.provenance.settings | {"layers": list(attention.layers), "heads": list(attention.heads)}
-    options = {name: given[name] for name in ("bias", "mass", "tolerance", "layers", "heads")}
+    side = _side_arguments(attention.source.text_run)
+    defaults: dict[str, Any] = asdict(EffectiveOptions())
+    defaults |= {"layers": list(model.attention_layers), "heads": list(range(model.n_heads))}
+    settings = attention.provenance.settings | {"layers": list(attention.layers), "heads": list(attention.heads)}
+    options = {name: settings[name] for name in ("bias", "mass", "tolerance", "layers", "heads")}
     recipe = asdict(model.recipe or Recipe(None))
     loaded = {name: recipe[name] for name in ("dtype", "tower", "revision")}
     calls = {
-        "load": _written(loaded, asdict(Recipe(None))),
+        "load": _format_arguments(loaded, asdict(Recipe(None))),
         "text": text,
-        "attention": looking + text + _written(options, usual),
-        **({"looking": looking} if looking else {}),
+        "attention": side + text + _format_arguments(options, defaults),
+        **({"looking": side} if side else {}),
     }
     if isinstance(result, Explanation):
         calls["explain"] = text + _explain_call(result)
     return calls
 
 
-def _looking(reading: TextRun) -> str:
+def _side_arguments(reading: TextRun) -> str:
     """Return the arguments for the attention of a decoder; empty for any other."""
     if not isinstance(reading.text, Translation):
         return ""
@@ -139,24 +139,28 @@ def _looking(reading: TextRun) -> str:
 
 def _explain_call(result: Explanation) -> str:
     certain = result.about["certain"]
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if isinstance(result.attribution, TokenAttribution):
-        given["probes"] = "exact" if result.attribution.probes is None else result.attribution.probes
-        given["seconds"] = None  # how long it takes changes nothing where all rows were bounded
-    if certain["bounded_rows"] < certain["free_rows"] or not given:
-        given["seconds"] = certain["seconds"]
+        arguments["probes"] = "exact" if result.attribution.probes is None else result.attribution.probes
+        arguments["seconds"] = None  # how long it takes changes nothing where all rows were bounded
+    if certain["bounded_rows"] < certain["free_rows"] or not arguments:
+        arguments["seconds"] = certain["seconds"]
     if result.readings:
-        given["measures"] = list(result.readings)
+        arguments["measures"] = list(result.readings)
     target = result.about.get("target")
     if target is not None:
-        given["target"] = target
+        arguments["target"] = target
     own_target = target is None and "output" in result.about
     own_maps = isinstance(result.identity, IdentityMap) and result.identity.about.get("fitted_to") == "your texts"
-    return _written(given, {}) + (", target=..." if own_target else "") + (", maps=..." if own_maps else "")
+    return (
+        _format_arguments(arguments, {}) + (", target=..." if own_target else "") + (", maps=..." if own_maps else "")
+    )
 
 
-def _written(given: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    """Write arguments as Python does, without those that are as usual."""
+def _format_arguments(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """Write arguments as Python does, without those that have their default."""
     words = {"true": "True", "false": "False", "null": "None"}
-    values = {name: json.dumps(value) for name, value in given.items() if name not in usual or value != usual[name]}
+    values = {
+        name: json.dumps(value) for name, value in arguments.items() if name not in defaults or value != defaults[name]
+    }
     return "".join(f", {name}={words.get(value, value)}" for name, value in values.items())

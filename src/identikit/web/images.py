@@ -55,6 +55,6 @@ def _add_totals(
     file: File, images: list[ShownImage], groups: Float[Tensor, "row 3 image"], lower: Float[Tensor, "row key"]
 ) -> None:
     """Add raw, lower and upper of some images, and what their patches get at least, added up."""
-    places = [[patch.position for patch in image.patches] for image in images]
-    alone = torch.stack([lower[:, positions].sum(1) for positions in places], -1)
+    positions_by_image = [[patch.position for patch in image.patches] for image in images]
+    alone = torch.stack([lower[:, positions].sum(1) for positions in positions_by_image], -1)
     file.arrays["rows.images"] = torch.cat([groups.cpu(), alone.cpu()[:, None]], 1).float()

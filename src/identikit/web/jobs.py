@@ -1,7 +1,7 @@
-"""Analyses and questions of visitors: two worker processes, the tasks that wait for them, and what is kept.
+"""Analyses and questions of visitors: two worker processes, their queues, and the results that are kept.
 
-All of this happens in the server's event loop; only receiving from a worker's pipe waits in a thread. A pool of
-concurrent.futures would break as a whole when its process dies, and cannot stop a task that runs.
+All of this runs in the server's event loop; only receiving from a worker's pipe waits in a thread. A pool of
+concurrent.futures would break as a whole when its process dies, and cannot stop a running task.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ class PendingTask:
 
     @property
     def problem(self) -> Problem | None:
-        """Why it ended without contents."""
+        """Why it failed; None if it did not, or is not done."""
         return self.answer.result().problem if self.answer.done() else None
 
     @property
     def contents(self) -> tuple[bytes, ...]:
-        """What it computed; nothing until it is done."""
+        """The results; nothing until it is done."""
         return self.answer.result().contents if self.answer.done() else ()
 
     @property
@@ -60,50 +60,50 @@ class PendingTask:
 
 
 class WorkerProcess:
-    """A process that computes tasks in the order in which they come; when it dies it is started again.
+    """A process that computes tasks one after another; when it dies it is started again.
 
-    - `what`: what its tasks are called; `limit`: how many may wait
-    - `longest`: how many seconds one may take before the process is killed
+    - `task_name`: what its tasks are called; `limit`: how many may wait
+    - `seconds`: how long one may take before the process is killed
     - `changed`: called whenever a task waits, makes progress or ends
     """
 
-    def __init__(self, sources: tuple[ModelSource, ...], what: str, *, limit: int, longest: float):
+    def __init__(self, sources: tuple[ModelSource, ...], task_name: str, *, limit: int, seconds: float):
         self.sources = sources
-        self.what = what
+        self.task_name = task_name
         self.limit = limit
-        self.longest = longest
+        self.seconds = seconds
         self.waiting: deque[PendingTask] = deque()
         self.current: PendingTask | None = None
         self.alive = False
         self.changed: Callable[[], None] = lambda: None
-        self._living: asyncio.Task[None] | None = None
+        self._process_loop: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> messages.Ready:
-        """Start the process and wait until its models are loaded; raises what keeps it from that."""
+        """Start the process, and wait until its models are loaded or fail to load."""
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[messages.Ready] = self._loop.create_future()
-        self._living = asyncio.create_task(self._live())
+        self._process_loop = asyncio.create_task(self._keep_alive())
         ready = await self._ready
         self.sources = ready.sources
         return ready
 
     async def close(self) -> None:
         """End the process, and with it all its tasks."""
-        if self._living is not None:
-            self._living.cancel()
-            await asyncio.wait([self._living])
+        if self._process_loop is not None:
+            self._process_loop.cancel()
+            await asyncio.wait([self._process_loop])
         self._end_all(Problem(code="closing", message="The server is stopping."))
 
     def refuse_if_full(self) -> None:
-        """Refuse one task more than may wait."""
+        """Refuse a task if as many are waiting as may."""
         if len(self.waiting) >= self.limit:
             raise RefusedError(
-                "busy", f"The queue is full: {self.limit} {self.what} are waiting.", "Try again in a while."
+                "busy", f"The queue is full: {self.limit} {self.task_name} are waiting.", "Try again in a while."
             )
 
     def submit(self, task: WorkerTask) -> PendingTask:
-        """Hand in a task."""
+        """Add a task to the queue."""
         self.refuse_if_full()
         pending = PendingTask(task, self._loop.create_future())
         self.waiting.append(pending)
@@ -111,7 +111,7 @@ class WorkerProcess:
         return pending
 
     def cancel(self, pending: PendingTask) -> None:
-        """End a task at once; its process is free again once it has stopped or been killed."""
+        """End a task at once; its process is free again when it has stopped or was killed."""
         if pending in self.waiting:
             self.waiting.remove(pending)
         elif pending is self.current and not pending.answer.done():
@@ -131,12 +131,12 @@ class WorkerProcess:
         if self.current is None and self.alive and self.waiting:
             self.current = self.waiting.popleft()
             self.current.begun = True
-            self._set_timer(self.longest, self._late)
+            self._set_timer(self.seconds, self._time_out)
             self._send(self.current.task)
         self.changed()
 
-    def _late(self) -> None:
-        message = f"This took longer than {self.longest:g} seconds, the server's limit. Pass a shorter text."
+    def _time_out(self) -> None:
+        message = f"This took longer than {self.seconds:g} seconds, the server's limit. Pass a shorter text."
         self._end_current(Problem(code="too_slow", message=message))
         self._process.kill()
 
@@ -150,7 +150,7 @@ class WorkerProcess:
         self._timer = self._loop.call_later(seconds, act)
 
     def _end_current(self, problem: Problem) -> None:
-        """Say why there is no answer; the process is free only when it says so itself, or is replaced."""
+        """End the running task with a problem; the process is free only when it answers, or is replaced."""
         if self.current is not None:
             self.current.end(Answer(problem=problem))
 
@@ -164,28 +164,28 @@ class WorkerProcess:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def _live(self) -> None:
+    async def _keep_alive(self) -> None:
         """Start the process, receive what it sends until it ends, and start it again."""
         context = multiprocessing.get_context("spawn")
         while True:
-            self._connection, theirs = context.Pipe()
-            self._process = context.Process(target=_work, args=(theirs, self.sources), daemon=True)
+            self._connection, worker_end = context.Pipe()
+            self._process = context.Process(target=_work, args=(worker_end, self.sources), daemon=True)
             self._process.start()
-            theirs.close()
+            worker_end.close()
             try:
                 while True:
-                    self._received(await asyncio.to_thread(self._connection.recv))
+                    self._handle(await asyncio.to_thread(self._connection.recv))
             except (EOFError, OSError):
                 await asyncio.to_thread(self._process.join)
             finally:
                 self._process.kill()
                 self._process.join()
             was_alive = self.alive
-            self._died(self._process.exitcode)
+            self._handle_death(self._process.exitcode)
             if not was_alive:
                 await asyncio.sleep(AGAIN)
 
-    def _received(self, message: messages.Ready | Problem | messages.ProgressReport | Answer) -> None:
+    def _handle(self, message: messages.Ready | Problem | messages.ProgressReport | Answer) -> None:
         match message:
             case messages.Ready():
                 self.alive = True
@@ -204,10 +204,10 @@ class WorkerProcess:
                 self._free()
         self._next()
 
-    def _died(self, status: int | None) -> None:
+    def _handle_death(self, status: int | None) -> None:
         self.alive = False
-        how = f"signal {-status}" if status and status < 0 else f"status {status}"
-        message = f"The process that computed this ended unexpectedly ({how}); it may have needed too much memory."
+        cause = f"signal {-status}" if status and status < 0 else f"status {status}"
+        message = f"The process that computed this ended unexpectedly ({cause}); it may have needed too much memory."
         if not self._ready.done():
             self._ready.set_exception(ModelError(f"Loading the models: {message}"))
         self._end_current(Problem(code="worker", message=f"{message} Try again, or pass a shorter text."))
@@ -223,15 +223,15 @@ def _work(connection: Connection, sources: tuple[ModelSource, ...]) -> None:
 
 
 class Service:
-    """The two worker processes, their models, and all analyses, by what they are about; the last are kept.
+    """The two worker processes, their models, and the latest analyses, by a hash of what they are about.
 
     One process analyses texts; the other answers questions about them, so that these never wait for an analysis.
     """
 
     def __init__(self, sources: tuple[ModelSource, ...], limits: messages.Limits):
         self.limits = limits
-        self.analyst = WorkerProcess(sources, "analyses", limit=limits.waiting, longest=limits.analysis)
-        self.reader = WorkerProcess(sources, "questions", limit=limits.questions, longest=limits.question)
+        self.analyst = WorkerProcess(sources, "analyses", limit=limits.waiting, seconds=limits.analysis)
+        self.reader = WorkerProcess(sources, "questions", limit=limits.questions, seconds=limits.question)
         self.analyst.changed = self._wake
         self.jobs: OrderedDict[str, PendingTask] = OrderedDict()
         self.models: dict[str, messages.ServedModel] = {}
@@ -242,7 +242,7 @@ class Service:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Load the models in both processes; raises what keeps them from it."""
+        """Start both processes, and wait until their models are loaded or fail to load."""
         ready, _ = await asyncio.gather(self.analyst.start(), self.reader.start())
         self.models = {model.name: model for model in ready.models}
         self.sample = ready.sample
@@ -254,15 +254,15 @@ class Service:
         await asyncio.gather(self.analyst.close(), self.reader.close())
 
     def end_streams(self) -> None:
-        """Let everyone who follows an analysis go, so that the server can stop."""
+        """End the streams of everyone who follows an analysis, so that the server can stop."""
         self.closing = True
         self._wake()
 
-    async def submit(self, wanted: messages.NewJob) -> str:
-        """Return the id of the analysis of a text, which may have ended long ago, or may just have been queued."""
-        text = wanted.text if wanted.pair is None else (wanted.text, wanted.pair)
+    async def submit(self, request: messages.NewJob) -> str:
+        """Return the id of the analysis of a text, which may be done already, or is queued now."""
+        text = request.text if request.pair is None else (request.text, request.pair)
         names = list(self.models)
-        name = names[0] if wanted.model is None else wanted.model
+        name = names[0] if request.model is None else request.model
         if name not in names:
             raise RefusedError("unknown_model", f"This server has no model of that name. It has: {', '.join(names)}.")
         length = len(text) if isinstance(text, str) else sum(map(len, text))
@@ -272,22 +272,22 @@ class Service:
                 f"The text has {length:,} characters, and this server reads at most {self.limits.characters:,}.",
                 "Shorten it, or start a server of your own, which can be told to read longer texts.",
             )
-        asked = self._asked(wanted)
+        question = self._checked_question(request)
         weights = self.analyst.sources[names.index(name)].fingerprint
-        content = json.dumps([__version__, name, weights, text, *asked])
+        content = json.dumps([__version__, name, weights, text, *question])
         id = hashlib.sha256(content.encode()).hexdigest()[:32]
         if not self._is_useful(id):
             self.analyst.refuse_if_full()
             await self._ask(WorkerTask(name, text, messages.CheckText()))
         if not self._is_useful(id):  # another visitor may have asked the same meanwhile
-            self.jobs[id] = self.analyst.submit(WorkerTask(name, text, asked))
+            self.jobs[id] = self.analyst.submit(WorkerTask(name, text, question))
             self.jobs[id].answer.add_done_callback(lambda _: self.forget())
         self.jobs.move_to_end(id)
         return id
 
-    def _asked(self, wanted: messages.NewJob) -> messages.Explain:
-        """Return what is asked of a text: measures that this server has, not too many, each once."""
-        measures = tuple(dict.fromkeys(wanted.measures))
+    def _checked_question(self, request: messages.NewJob) -> messages.Explain:
+        """Return what to explain: measures that this server has, not too many, and without repeats."""
+        measures = tuple(dict.fromkeys(request.measures))
         offered = {measure.name: measure for measure in self.measures}
         if not set(measures) <= set(offered):
             raise RefusedError("input", f"This server has no measure of that name. It has: {', '.join(offered)}.")
@@ -297,13 +297,13 @@ class Service:
                 f"The request names {len(measures)} measures, and this server reads at most {self.limits.measures}.",
                 "Ask for the others in another analysis.",
             )
-        if wanted.target is not None and not any(offered[name].of_target for name in measures):
-            aimed = ", ".join(name for name, measure in offered.items() if measure.of_target)
-            raise RefusedError("input", f"A target is only for measures of a target. Ask for one too: {aimed}.")
-        return messages.Explain(self.limits.seconds, measures, wanted.target)
+        if request.target is not None and not any(offered[name].of_target for name in measures):
+            of_target = ", ".join(name for name, measure in offered.items() if measure.of_target)
+            raise RefusedError("input", f"A target is only for measures of a target. Ask for one too: {of_target}.")
+        return messages.Explain(self.limits.seconds, measures, request.target)
 
     def _is_useful(self, id: str) -> bool:
-        """Return whether an analysis need not be started again: it is under way, or was done."""
+        """Whether an analysis need not be started again: it is under way, or done."""
         return id in self.jobs and self.jobs[id].problem is None
 
     def find(self, id: str) -> PendingTask:
@@ -318,7 +318,7 @@ class Service:
         return self.jobs[id]
 
     def result(self, id: str) -> PendingTask:
-        """Return an analysis that was done."""
+        """Return an analysis that is done."""
         job = self.find(id)
         if job.state != "done":
             raise RefusedError("not_done", f"The analysis is {job.state}, so there is nothing to show.")
@@ -331,7 +331,7 @@ class Service:
         return messages.JobStatus(id=id, state=job.state, ahead=ahead, progress=job.progress, error=job.problem)
 
     async def events(self, id: str) -> AsyncIterator[str]:
-        """Yield how far an analysis is as server-sent events, whenever that changes, until it ends."""
+        """Yield the status of an analysis as server-sent events, whenever it changes, until it ends."""
         job = self.find(id)
         self.streams += 1
         last = None
@@ -357,14 +357,14 @@ class Service:
         self._changed = asyncio.Event()
 
     def forget(self) -> None:
-        """Let go of what was used longest ago, until what is kept is few and small enough."""
+        """Drop the least recently used results until the others are few and small enough."""
         sizes = {id: sum(map(len, job.contents)) for id, job in self.jobs.items() if job.answer.done()}
         while len(sizes) > self.limits.results or (sum(sizes.values()) > self.limits.kept and len(sizes) > 1):
             oldest = next(iter(sizes))
             del sizes[oldest], self.jobs[oldest]
 
     async def question(self, id: str, question: messages.Question) -> bytes:
-        """Return the answer to a question about an analysis that was done."""
+        """Return the answer to a question about an analysis that is done."""
         (content,) = await self._ask(self.result(id).task._replace(question=question))
         return content
 

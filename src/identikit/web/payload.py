@@ -30,9 +30,9 @@ from identikit.web.header import captured_run, header, inputs
 from identikit.web.images import add_images
 from identikit.web.rows import add_bounded, add_intervals
 
-MEASURES = 24 << 20  # bytes that the readings of attention in a file take at most
+MEASURES = 24 << 20  # bytes that the measures of attention in a file take at most
 SOURCES = 32  # sources that a file holds of each hidden vector of a long text; of a short one it holds all
-_AXES = ("sink_mass", "certain_mass")  # the readings across and up, until a reader chooses others
+_AXES = ("sink_mass", "certain_mass")  # the readings across and up that the heads are shown by at first
 
 
 def packed(result: Result, *, opening: Mapping[str, int] | None = None, progress: Progress = silent) -> bytes:
@@ -88,8 +88,8 @@ def _add_attention(file: File, result: EffectiveAttention, progress: Progress) -
     """Add the heads: their maps, the readings that they are found by, and the masks."""
     if any(list(result.axis(name).tokens or ()) != list(result.text_of(name)["tokens"]) for name in ("query", "key")):
         raise InputError("A page shows whole maps: select layers and heads, but not queries or keys.")
-    seen = file.about.get("keys", file.about)
-    special = [place for place, is_special in enumerate(seen["special"]) if is_special]
+    key_text = file.about.get("keys", file.about)
+    special = [position for position, is_special in enumerate(key_text["special"]) if is_special]
     readings, values = _readings(result, special)
     file.about["attention"] = {
         "layer_numbers": list(result.layers),
@@ -112,27 +112,27 @@ def _add_layers(file: File, result: EffectiveAttention, progress: Progress) -> l
     masks: list[Tensor] = []
     captured = captured_run(result)
     shape = len(result.tokens), len(result.keys)
-    for place, number in enumerate(result.layers):
-        progress("page, layers", place, len(result.layers))
+    for index, number in enumerate(result.layers):
+        progress("page, layers", index, len(result.layers))
         layer = result.sel(layer=[number])
-        (own,) = layer.axis("layer").source_indices
-        part = None if captured is None else captured.layers[own]
-        if part is None or part.call.bias is not None or part.call.given is not None:
+        (captured_index,) = layer.axis("layer").source_indices
+        captured_layer = None if captured is None else captured.layers[captured_index]
+        if captured_layer is None or captured_layer.call.bias is not None or captured_layer.call.given is not None:
             arrays = {name: layer.read(name)[0].float() for name in ("raw", "effective")}
             fact: dict[str, object] = {"form": "dense"}
         else:
-            arrays, factored = factors(part, layer.axis("head").source_indices)
+            arrays, factored = factors(captured_layer, layer.axis("head").source_indices)
             fact = {"form": "factors", **factored}
         if captured is not None and max(shape) <= SHORT:
             arrays["simplex"] = layer.simplex.reshape(-1, *shape).float()
         if "visible" in result.source.dims:
             visible = layer.read("visible")[0].cpu()
-            same = [at for at, mask in enumerate(masks) if torch.equal(mask, visible)]
-            fact["mask"] = same[0] if same else len(masks)
-            if not same:
+            equal = [number for number, mask in enumerate(masks) if torch.equal(mask, visible)]
+            fact["mask"] = equal[0] if equal else len(masks)
+            if not equal:
                 masks.append(visible)
         facts.append(fact)
-        file.arrays |= {f"layer{place}.{name}": array for name, array in arrays.items()}
+        file.arrays |= {f"layer{index}.{name}": array for name, array in arrays.items()}
     progress("page, layers", len(result.layers), len(result.layers))
     if masks:
         file.arrays["visible"] = torch.stack([bits(mask) for mask in masks])
@@ -193,7 +193,7 @@ def _add_measures(file: File, result: Explanation) -> None:
     Of each, the page shows the `label`, the `meaning` and the Python (`code`); `axes` names its axes.
     """
     text = file.about["calls"].get("text", "")
-    kept: list[dict[str, Any]] = []
+    added: list[dict[str, Any]] = []
     left_out = []
     room = MEASURES
     for name, measure in result.readings.items():
@@ -201,34 +201,34 @@ def _add_measures(file: File, result: Explanation) -> None:
             _add_roles(file, measure, text)
         if not isinstance(measure, AttentionMeasure):
             continue
-        arrays = {part: measure.read(part).float() for part in measure.main}
+        arrays = {array: measure.read(array).float() for array in measure.main}
         arrays["certain"] = measure.read("certain_share").float()
         size = sum(array.nbytes for array in arrays.values())
         if size > room:
             left_out.append(name)
             continue
         room -= size
-        file.arrays |= {f"measure{len(kept)}.{part}": array for part, array in arrays.items()}
+        file.arrays |= {f"measure{len(added)}.{array}": tensor for array, tensor in arrays.items()}
         about = {"name": name, "label": name, "meaning": measure.meaning}
         about["exact"] = bool(measure.exact) and not bool(measure.gap.isnan().any())
         about |= {"axes": [axis.name for axis in measure.axes], "layers": list(measure.axes[0].values)}
-        kept.append(about | {"code": f"ik.attention_measure(model, text, {json.dumps(name)}{text})"})
-    file.about["measures"] = kept
+        added.append(about | {"code": f"ik.attention_measure(model, text, {json.dumps(name)}{text})"})
+    file.about["measures"] = added
     if left_out:
         file.about["measures_left_out"] = f"Too large for a page: {', '.join(left_out)}."
 
 
 def _add_roles(file: File, scores: HeadScores, text: str) -> None:
     """Add the roles of heads to what heads can be found by, each with its ends."""
-    for at, role in enumerate(scores.scores):
-        raw, lower, upper = (scores.read(name)[at] for name in ("raw", "lower", "upper"))
+    for number, role in enumerate(scores.scores):
+        raw, lower, upper = (scores.read(name)[number] for name in ("raw", "lower", "upper"))
         if bool(raw.isnan().all()):
             continue
         name = f"role_{role.replace(' ', '_')}"
         file.arrays |= {f"heads.{name}": raw.float()}
         file.arrays |= {f"heads.{name}.lower": lower.float(), f"heads.{name}.upper": upper.float()}
         ends = zip(raw.flatten().tolist(), lower.flatten().tolist(), upper.flatten().tolist(), strict=True)
-        words = [f"{value:.2f} ({least:.2f} to {most:.2f})" for value, least, most in ends]
+        words = [f"{value:.2f} ({least:.2f} to {greatest:.2f})" for value, least, greatest in ends]
         file.about.setdefault("sampled", {})[name] = {"said": words}
         code = f'ik.head_scores(model, text{text}).sel(score="{role}").raw'
         label = f"role: {role}"
@@ -252,14 +252,14 @@ def _add_identity(file: File, result: IdentityMap | TokenInversion, progress: Pr
 
 def _add_attribution(file: File, result: TokenAttribution, progress: Progress) -> None:
     """Add the largest sources of every hidden vector: all of them in a short text."""
-    kept = len(result.tokens) if len(result.tokens) <= SHORT else SOURCES
-    top = result.whole().mT.topk(kept, dim=-1)
+    count = len(result.tokens) if len(result.tokens) <= SHORT else SOURCES
+    top = result.whole().mT.topk(count, dim=-1)
     file.arrays |= {"attribution.input": top.indices.int(), "attribution.share": top.values.float()}
     if "stderr" in result.source.dims:
         file.arrays["attribution.stderr"] = result.read("stderr").mT.gather(-1, top.indices).float()
     file.about["attribution"] = {
         "layers": list(result.layers),
-        "kept": kept,
+        "kept": count,
         "near": None,
         "probes": result.about.get("probes"),
         "norm": result.about.get("norm"),

@@ -84,27 +84,27 @@ def most_different_row(first: Result, second: Result) -> dict[str, int]:
     where their texts have different numbers of tokens, and where nothing differs.
     """
     attentions = [result.attention if isinstance(result, Explanation) else result for result in (first, second)]
-    one, other = attentions
-    if not isinstance(one, EffectiveAttention) or not isinstance(other, EffectiveAttention):
+    left, right = attentions
+    if not isinstance(left, EffectiveAttention) or not isinstance(right, EffectiveAttention):
         return {}
-    if len(one.tokens) != len(other.tokens) or len(one.keys) != len(other.keys):
+    if len(left.tokens) != len(right.tokens) or len(left.keys) != len(right.keys):
         return {}
-    same_query = torch.tensor([token == twin for token, twin in zip(one.tokens, other.tokens, strict=True)])
-    same_key = torch.tensor([token == twin for token, twin in zip(one.keys, other.keys, strict=True)])
-    heads = [head for head in one.heads if head in other.heads]
+    same_query = torch.tensor([token == twin for token, twin in zip(left.tokens, right.tokens, strict=True)])
+    same_key = torch.tensor([token == twin for token, twin in zip(left.keys, right.keys, strict=True)])
+    heads = [head for head in left.heads if head in right.heads]
     largest = 0.0
     opening = {}
-    for layer in one.layers:
-        if layer not in other.layers or not heads:
+    for layer in left.layers:
+        if layer not in right.layers or not heads:
             continue
-        raw, other_raw = (attention.sel(layer=[layer], head=heads).read("raw")[0].cpu() for attention in (one, other))
-        moved = ((raw - other_raw).abs() * same_key).sum(-1) * same_query  # (head, query)
-        means = moved.mean(-1)
+        maps = [attention.sel(layer=[layer], head=heads).read("raw")[0].cpu() for attention in (left, right)]
+        distance = ((maps[0] - maps[1]).abs() * same_key).sum(-1) * same_query  # (head, query)
+        means = distance.mean(-1)
         if float(means.max()) > largest:
             largest = float(means.max())
             head = int(means.argmax())
-            query = int(moved[head].argmax())
-            opening = {"layer": one.layers.index(layer), "head": one.heads.index(heads[head]), "query": query}
+            query = int(distance[head].argmax())
+            opening = {"layer": left.layers.index(layer), "head": left.heads.index(heads[head]), "query": query}
     return opening
 
 
@@ -129,8 +129,7 @@ def save_html(results: Result | Sequence[Result], path: str | os.PathLike[str], 
     if len(listed) not in (1, 2) or len(listed) < len(several):
         raise InputError(f"save_html takes a result, or a list of two, and got {shortened(results)}.")
     target = checked_target(path)
-    told = function("progress", progress)
-    return write_page(target, page_of(listed, progress=told))
+    return write_page(target, page_of(listed, progress=function("progress", progress)))
 
 
 def write_page(target: Path, page: str) -> Path:
@@ -141,7 +140,7 @@ def write_page(target: Path, page: str) -> Path:
 
 
 def checked_target(path: str | os.PathLike[str]) -> Path:
-    """Return where a page is to be written, or refuse it before anything is computed."""
+    """Return the path of a page to write, or refuse it before anything is computed."""
     if not is_path(path):
         raise InputError(f"Writing a page: expected the path of a file, and got {shortened(path)}.")
     target = Path(path)
@@ -155,7 +154,7 @@ def checked_target(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """Yield a folder beside the target, which is gone afterwards; say what is wrong where nothing can be written."""
+    """Yield a temporary folder beside the target; raise an error in a sentence if nothing can be written there."""
     try:
         with TemporaryDirectory(prefix=".identikit-", dir=target.parent) as folder:
             yield Path(folder)

@@ -25,22 +25,22 @@ _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 
 
 def serve(sources: tuple[ModelSource, ...], host: str, port: int, names: tuple[str, ...], limits: Limits) -> None:
-    """Load the models, serve until Ctrl-C or SIGTERM, and leave nothing behind; `names` are more to answer to."""
+    """Load the models, and serve until Ctrl-C or SIGTERM; `names` are further names that the server answers to."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((host, port))
         except OSError as error:
-            wrong = "the port is taken" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+            reason = "the port is taken" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
             raise InputError(
-                f"Serving on {host}, port {port}: {wrong}. Choose another with --port or --host."
+                f"Serving on {host}, port {port}: {reason}. Choose another with --port or --host."
             ) from None
         port = listening.getsockname()[1]
-        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        asyncio.run(_serve(Service(sources, limits), listening, shown, allowed_hosts(host, port, names)))
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        asyncio.run(_serve(Service(sources, limits), listening, address, allowed_hosts(host, port, names)))
 
 
-async def _serve(service: Service, listening: socket.socket, shown: str, hosts: frozenset[str]) -> None:
+async def _serve(service: Service, listening: socket.socket, address: str, hosts: frozenset[str]) -> None:
     config = uvicorn.Config(
         Guard(application(service), hosts, service.limits.body),
         log_level="warning",
@@ -54,26 +54,26 @@ async def _serve(service: Service, listening: socket.socket, shown: str, hosts: 
     try:
         await service.start()
         listening.listen()  # before the address is printed: a client that connects now waits, and is not refused
-        print(f"Serving {', '.join(service.models)} on http://{shown}. Press Ctrl-C to stop.", flush=True)
+        print(f"Serving {', '.join(service.models)} on http://{address}. Press Ctrl-C to stop.", flush=True)
         await _Server(config, service.end_streams).serve(sockets=[listening])
     finally:
         await service.close()
 
 
 class _Server(uvicorn.Server):
-    """Ends in order on Ctrl-C and SIGTERM, which is how a server is meant to end; open streams are ended first."""
+    """Ends normally on Ctrl-C and SIGTERM, after ending the open streams."""
 
     def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]):
         super().__init__(config)
         self._end_streams = end_streams
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """End; uvicorn would raise the signal again afterwards."""
+        """Stop serving; uvicorn would raise the signal again afterwards."""
         self.should_exit = True
         asyncio.get_running_loop().call_soon_threadsafe(self._end_streams)
 
 
-# Errors, all in the one shape
+# Errors
 
 
 async def _refused(_: Request, refusal: Any) -> Response:
@@ -82,9 +82,9 @@ async def _refused(_: Request, refusal: Any) -> Response:
 
 async def _invalid(_: Request, error: Any) -> Response:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
-    wrong = "its body is not JSON" if first["type"] == "json_invalid" else f"{where}: {first['msg']}"
-    return error_response(messages.Problem(code="invalid", message=f"The request cannot be used: {wrong}."))
+    field = ".".join(str(name) for name in first["loc"] if name != "body") or "the body"
+    reason = "its body is not JSON" if first["type"] == "json_invalid" else f"{field}: {first['msg']}"
+    return error_response(messages.Problem(code="invalid", message=f"The request cannot be used: {reason}."))
 
 
 async def _http(_: Request, error: Any) -> Response:
@@ -152,11 +152,11 @@ Served = Annotated[Service, Depends(_service)]
 @_routes.get("/", summary="The page", **_HTML)
 @_routes.get("/r/{id}", summary="The page, with an analysis", **_HTML)
 async def _page(request: Request) -> Response:
-    return await _part("index.html", request)
+    return await _file("index.html", request)
 
 
 @_routes.get("/static/{name}", response_class=Response, summary="A part of the page")
-async def _part(name: str, request: Request) -> Response:
+async def _file(name: str, request: Request) -> Response:
     if name not in request.app.state.files:
         raise HTTPException(404)
     kind = _TYPES[name.rpartition(".")[2]]
@@ -195,8 +195,8 @@ async def _health(service: Served) -> messages.Health:
 
 
 @_routes.post("/api/jobs", status_code=202, summary="Analyse a text; 200 if that was done before")
-async def _submit(wanted: messages.NewJob, response: Response, service: Served) -> JobStatus:
-    status = service.status(await service.submit(wanted))
+async def _submit(body: messages.NewJob, response: Response, service: Served) -> JobStatus:
+    status = service.status(await service.submit(body))
     response.status_code = 200 if status.state == "done" else 202
     return status
 
@@ -235,16 +235,16 @@ def _halves(text: TextOrPair) -> tuple[str, str | None]:
 async def _result(id: str, service: Served) -> Response:
     job = service.find(id)
     text, pair = _halves(job.task.text)
-    asked = job.task.question
-    assert isinstance(asked, messages.Explain)
+    question = job.task.question
+    assert isinstance(question, messages.Explain)
     about = messages.Analysis(
         id=id,
         state=job.state,
         model=job.task.model,
         text=text,
         pair=pair,
-        measures=list(asked.measures),
-        target=asked.target,
+        measures=list(question.measures),
+        target=question.target,
         error=job.problem,
         explanation=None,
     )
@@ -259,13 +259,13 @@ async def _view(id: str, service: Served) -> Response:
 
 
 @_routes.post("/api/results/{id}/rows", summary="Bound some rows", **_SAFETENSORS)
-async def _rows(id: str, wanted: messages.RowsRequest, service: Served) -> Response:
-    return _safetensors(await service.question(id, wanted))
+async def _rows(id: str, body: messages.RowsRequest, service: Served) -> Response:
+    return _safetensors(await service.question(id, body))
 
 
 @_routes.post("/api/results/{id}/simplex", summary="A head's simplex map", **_SAFETENSORS)
-async def _simplex(id: str, wanted: messages.SimplexRequest, service: Served) -> Response:
-    return _safetensors(await service.question(id, wanted))
+async def _simplex(id: str, body: messages.SimplexRequest, service: Served) -> Response:
+    return _safetensors(await service.question(id, body))
 
 
 @_routes.post(
@@ -273,5 +273,5 @@ async def _simplex(id: str, wanted: messages.SimplexRequest, service: Served) ->
     response_model=messages.MovedRow,
     summary="Move an edge to an end of its interval, and measure what changes",
 )
-async def _move(id: str, wanted: messages.MoveRequest, service: Served) -> Response:
-    return Response(await service.question(id, wanted), media_type="application/json")
+async def _move(id: str, body: messages.MoveRequest, service: Served) -> Response:
+    return Response(await service.question(id, body), media_type="application/json")

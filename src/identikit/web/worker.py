@@ -1,4 +1,4 @@
-"""What computes for the server, in a process of its own: analyses of texts, and questions about texts already read."""
+"""The process that computes for the server: it analyses texts, and answers questions about them."""
 
 import json
 import threading
@@ -33,36 +33,36 @@ _CODES = {TooLongError: "too_long", ModelError: "model", IdentikitError: "input"
 
 
 class Cancelled(BaseException):
-    """Raised to cancel an analysis that is no longer wanted; no error handler stops it."""
+    """Raised to cancel an analysis; no error handler catches it."""
 
 
 def work(connection: Connection, sources: tuple[ModelSource, ...]) -> None:
     """Load models and answer tasks until the server closes the pipe or ends."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        desk = Desk(sources, connection)
+        runner = TaskRunner(sources, connection)
     except Exception as error:
         connection.send(_problem(error))
         return
-    connection.send(desk.ready())
+    connection.send(runner.ready())
     while True:
         try:
             message = connection.recv()
         except (EOFError, OSError):
             return
-        if isinstance(message, WorkerTask):  # a request to cancel that came too late is passed over
-            connection.send(desk.answer(message))
+        if isinstance(message, WorkerTask):  # not a request to cancel that came too late
+            connection.send(runner.answer(message))
 
 
-class Desk:
-    """The models by name, where they came from, and the texts read last."""
+class TaskRunner:
+    """Computes tasks with its models, and keeps the attention of the last texts."""
 
     def __init__(self, sources: tuple[ModelSource, ...], connection: Connection):
         self.sources = sources
         self.connection = connection
         self.models: dict[str, Model] = {}
         self.read: OrderedDict[tuple[str, TextOrPair], EffectiveAttention] = OrderedDict()
-        self._reported = ("", 0.0)  # what was reported last, and when
+        self._last_report = ("", 0.0)  # the step and the time
         for source in sources:
             model = load(source.model, device=source.device, dtype=source.dtype, revision=source.revision)
             if model.modality != "text":
@@ -82,7 +82,7 @@ class Desk:
             self.models[model.name] = model
 
     def ready(self) -> Ready:
-        """Return what is here."""
+        """Return what this process has loaded."""
         sources: list[ModelSource] = []
         served: list[messages.ServedModel] = []
         for model, source in zip(self.models.values(), self.sources, strict=True):
@@ -106,14 +106,14 @@ class Desk:
         """Compute a task; whatever it raises becomes a sentence."""
         try:
             match task.question:
-                case messages.Explain() as wanted:
-                    return Answer(self._explain(self.models[task.model], task.text, wanted))
+                case messages.Explain() as request:
+                    return Answer(self._explain(self.models[task.model], task.text, request))
                 case messages.CheckText():
                     self.models[task.model].encode(task.text)
                     return Answer()
                 case messages.RowsRequest(rows=rows, epsilon=epsilon):
-                    places = [(layer, head, query) for layer, head, query in rows]
-                    return Answer((packed_rows(self._attention(task), places, epsilon=epsilon),))
+                    indices = [(layer, head, query) for layer, head, query in rows]
+                    return Answer((packed_rows(self._attention(task), indices, epsilon=epsilon),))
                 case messages.MoveRequest() as edge:
                     return Answer((_moved(self._attention(task), edge).model_dump_json().encode(),))
                 case messages.SimplexRequest(layer=layer, head=head):
@@ -124,28 +124,30 @@ class Desk:
             problem = _problem(error)
             return Answer(problem=problem.model_copy(update={"message": for_page(problem.message)}))
 
-    def _explain(self, model: Model, text: TextOrPair, wanted: messages.Explain) -> tuple[bytes, bytes]:
-        with warnings.catch_warnings(record=True) as warned:
+    def _explain(self, model: Model, text: TextOrPair, request: messages.Explain) -> tuple[bytes, bytes]:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            explanation = explain(model, text, **wanted._asdict(), progress=self._report)
+            explanation = explain(model, text, **request._asdict(), progress=self._report)
             view = packed(explanation, progress=self._report)
-        said = f"{explanation!r}\n{verdict(explanation).spoken(for_page)}"
-        words = {"verdict": said, "warnings": [for_page(str(warning.message)) for warning in warned]}
+        words = {
+            "verdict": f"{explanation!r}\n{verdict(explanation).spoken(for_page)}",
+            "warnings": [for_page(str(warning.message)) for warning in caught],
+        }
         content = plain(explanation.to_dict() | words)
         return json.dumps(content, ensure_ascii=False, allow_nan=False).encode(), view
 
     def _report(self, what: str, done: int, total: int) -> None:
-        """Send the progress of a task now and then, and end the task when the server asks for that."""
+        """Send the progress of a task now and then, and raise `Cancelled` if the server cancels the task."""
         if self.connection.poll() and self.connection.recv() == CANCEL:
             raise Cancelled
-        last, then = self._reported
+        last_step, last_time = self._last_report
         now = time.monotonic()
-        if what != last or now - then > PAUSE:
-            self._reported = (what, now)
+        if what != last_step or now - last_time > PAUSE:
+            self._last_report = (what, now)
             self.connection.send(messages.ProgressReport(what=what, done=done, total=total))
 
     def _attention(self, task: WorkerTask) -> EffectiveAttention:
-        """Return the captured attention of a text, read now or a little while ago."""
+        """Return the attention of a text, captured now or for an earlier question."""
         key = (task.model, task.text)
         if key not in self.read:
             self.read[key] = effective_attention(self.models[task.model], task.text)
@@ -156,7 +158,7 @@ class Desk:
 
 
 def _moved(attention: EffectiveAttention, edge: messages.MoveRequest) -> messages.MovedRow:
-    """Take a weight to an end of its interval, put that row into the model, and measure what changes."""
+    """Move a weight to an end of its interval, put that row into the model, and measure what changes."""
     row = attention.sel(layer=edge.layer, head=edge.head, query=edge.query)
     alternative = alternative_of(row, toward=edge.key, end=edge.end)
     return messages.MovedRow(
@@ -169,7 +171,7 @@ def _moved(attention: EffectiveAttention, edge: messages.MoveRequest) -> message
 
 
 def _problem(error: Exception) -> Problem:
-    """Return an error as a sentence; an internal one is also printed in full where the server's operator sees it."""
+    """Return an error as a sentence; an internal one is also printed in full for the server's operator."""
     words = " ".join(str(error).split())
     for kind, code in _CODES.items():
         if isinstance(error, kind):
