@@ -317,7 +317,7 @@ def test_the_python_of_a_page_names_the_options_that_gave_it(page: Any, tmp_path
 def test_a_script_that_is_a_token_is_shown_as_text(page: Any, explanation: Any, tmp_path: Path, monkeypatch: Any):
     hostile = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
     monkeypatch.setattr(rows, "_add_grid", lambda *_: None)  # takes seconds, and is not looked at here
-    monkeypatch.setattr(header, "shown", lambda token: hostile if token == "w5" else token)
+    monkeypatch.setattr(header, "readable_token", lambda token: hostile if token == "w5" else token)
     opened(page, save_html(explanation, tmp_path / "hostile.html"), "query=3&tab=provenance")
     assert hostile in page.locator("#panel-verdict canvas").get_attribute("aria-label")
     assert hostile in page.locator("#panel-edge .figure-says").inner_text()

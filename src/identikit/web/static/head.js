@@ -3,11 +3,11 @@
 
 /** Every head of a file, each made when first asked for. */
 export function headsOf(view) {
-  const made = new Map();
+  const heads = new Map();
   return (layer, head) => {
     const name = `${layer},${head}`;
-    if (!made.has(name)) made.set(name, new Head(view, layer, head));
-    return made.get(name);
+    if (!heads.has(name)) heads.set(name, new Head(view, layer, head));
+    return heads.get(name);
   };
 }
 
@@ -86,16 +86,16 @@ class Head {
     const width = left.shape[2];
     const from = (this.head * this.n + query) * width;
     const start = group[this.head] * this.keys * width;
-    const found = new Float64Array(this.keys);
+    const products = new Float64Array(this.keys);
     const a = left.data;
     const b = right.data;
     for (let key = 0; key < this.keys; key += 1) {
       let sum = 0;
       const at = start + key * width;
       for (let i = 0; i < width; i += 1) sum += a[from + i] * b[at + i];
-      found[key] = sum;
+      products[key] = sum;
     }
-    return found;
+    return products;
   }
 
   /** How far other weights move the head's output, relative to its length; null where the file does not hold values. */

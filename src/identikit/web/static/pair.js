@@ -30,14 +30,14 @@ export function showPair() {
 
 /** At which positions two texts have the same token; null where they are of different lengths. */
 function sameTokens(sides, text) {
-  const [one, other] = sides.map(({ site }) => text(site.view.about).tokens);
-  return one.length === other.length ? one.map((token, at) => token === other[at]) : null;
+  const [first, second] = sides.map(({ site }) => text(site.view.about).tokens);
+  return first.length === second.length ? first.map((token, position) => token === second[position]) : null;
 }
 
-/** A layer or a head of one result as a place in another, by the model's own number; -1: it is not there. */
-function pairPlace(from, to, name, place) {
+/** The index in another result of a layer or head with the same number in the model; -1: the other lacks it. */
+function twinIndex(from, to, name, index) {
   const numbers = ({ site }) => site.view.about.attention?.[`${name}_numbers`] ?? [];
-  return numbers(to).indexOf(numbers(from)[place]);
+  return numbers(to).indexOf(numbers(from)[index]);
 }
 
 /** Let what is chosen in one be chosen in the other; the second opens with what the first shows. */
@@ -48,8 +48,8 @@ function followEachOther(sides, same) {
     const state = from.store.get();
     const change = Object.fromEntries(names.filter(changed).map((name) => [name, state[name]]));
     for (const name of ["layer", "head"].filter(changed)) {
-      const place = pairPlace(from, to, name, state[name]);
-      if (place >= 0) change[name] = place;
+      const index = twinIndex(from, to, name, state[name]);
+      if (index >= 0) change[name] = index;
     }
     if (!Object.keys(change).length) return;
     following = true;
@@ -91,18 +91,18 @@ function showDifference(root, sides, same) {
 function differenceMissing(sides, same, state) {
   if (!sides.every(({ site }) => site.view.about.attention?.layers.some(({ form }) => form !== "none"))) return "Only pages with maps of attention have a difference.";
   if (!same.query || !same.key) return "The texts have different numbers of tokens, so their weights cannot be subtracted. Layer and head are chosen for both.";
-  const missing = ["layer", "head"].some((name) => pairPlace(...sides, name, state[name]) < 0);
+  const missing = ["layer", "head"].some((name) => twinIndex(...sides, name, state[name]) < 0);
   return missing ? `The second result has no ${headName(sides[0].site.view, state)}.` : null;
 }
 
 /** The first result's site with differences in the place of its maps. */
 function differenceSite(first, second, same) {
-  const made = new Map();
+  const differences = new Map();
   const heads = (layer, head) => {
     const name = `${layer},${head}`;
-    const other = ["layer", "head"].map((axis) => pairPlace(first, second, axis, axis === "layer" ? layer : head));
-    if (!made.has(name)) made.set(name, differenceHead(first.site.heads(layer, head), second.site.heads(...other), same));
-    return made.get(name);
+    const twin = [twinIndex(first, second, "layer", layer), twinIndex(first, second, "head", head)];
+    if (!differences.has(name)) differences.set(name, differenceHead(first.site.heads(layer, head), second.site.heads(...twin), same));
+    return differences.get(name);
   };
   const view = { about: { ...first.site.view.about, measures_left_out: null }, array: () => null, has: () => false };
   const rows = { rows: new Map(), certainty: null, certain: () => NaN };
@@ -110,18 +110,18 @@ function differenceSite(first, second, same) {
 }
 
 /** The weights of one head less those of another; NaN where tokens differ, or neither sees the key. */
-function differenceHead(one, other, same) {
-  const visible = (query, key) => same.query[query] && same.key[key] && (one.visible(query, key) || other.visible(query, key));
+function differenceHead(first, second, same) {
+  const visible = (query, key) => same.query[query] && same.key[key] && (first.visible(query, key) || second.visible(query, key));
   return {
-    n: one.n,
-    keys: one.keys,
+    n: first.n,
+    keys: first.keys,
     seen: true, // not all: `visible` says which
     isDifference: true,
     rows: new Map(), // nothing is kept: both heads keep their rows
     visible,
     row(map, query) {
-      const [mine, theirs] = [one.row(map, query), other.row(map, query)];
-      return mine && theirs && mine.map((weight, key) => (visible(query, key) ? weight - theirs[key] : NaN));
+      const [left, right] = [first.row(map, query), second.row(map, query)];
+      return left && right && left.map((weight, key) => (visible(query, key) ? weight - right[key] : NaN));
     },
   };
 }

@@ -2,35 +2,35 @@
 
 /** An element with properties or attributes, and children; strings become text, never markup. */
 export function element(name, properties = {}, ...children) {
-  const made = document.createElement(name);
+  const node = document.createElement(name);
   for (const [key, value] of Object.entries(properties)) {
-    if (key in made) made[key] = value;
-    else made.setAttribute(key, value);
+    if (key in node) node[key] = value;
+    else node.setAttribute(key, value);
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
 export function button(words, help, act) {
-  const made = element("button", { type: "button", title: help }, words);
-  made.addEventListener("click", act);
-  return made;
+  const node = element("button", { type: "button", title: help }, words);
+  node.addEventListener("click", act);
+  return node;
 }
 
-/** A function that lets something be drawn in the next frame, once, however often it is called before. */
+/** A function that draws in the next frame, once, however often it is called before. */
 export function onceAFrame(draw) {
-  let asked = false;
+  let isRequested = false;
   const frame = () => {
-    asked = false;
+    isRequested = false;
     draw();
   };
   return () => {
-    if (!asked) requestAnimationFrame(frame);
-    asked = true;
+    if (!isRequested) requestAnimationFrame(frame);
+    isRequested = true;
   };
 }
 
-/** A share as a percentage: 0 or 100 only where it is, but for rounding; as `percent` in results/words.py. */
+/** A share as a percentage, 0 or 100 only where it is that but for rounding, as `percent` in results/words.py. */
 export function percent(share) {
   if (share >= 0.9995 && share < 1 - 1e-6) return ">99.9%";
   if (share > 1e-6 && share < 0.0005) return "<0.1%";
@@ -44,7 +44,7 @@ export function estimatedShare(share, error) {
   return error < share ? `${percent(share)} ± ${percent(error)}` : `at most ${percent(Math.min(1, share + 2 * error))}`;
 }
 
-/** A number as it is shown: three digits, or with an exponent where it is tiny. */
+/** A number in three digits, or with an exponent where it is tiny. */
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "not known";
   if (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits) return value.toExponential(0).replace("e-", "e−").replace("-", "−");

@@ -12,16 +12,15 @@ export class RowBook {
     if (view.has("rows.place")) this.add(view);
   }
 
-  /** Take in the rows of a file; what is known of a row already is kept. */
+  /** Add the rows of a file to those that are known. */
   add(view) {
     const places = view.array("rows.place");
     const n = view.array("rows.lower").shape[1];
     const part = (name, row) => view.array(name)?.data.subarray(row * n, (row + 1) * n) ?? null;
-    const found = [];
+    const added = [];
     for (let row = 0; row < places.shape[0]; row += 1) {
       const [layer, head, query] = places.data.subarray(3 * row, 3 * row + 3);
-      const known = this.find(layer, head, query);
-      const one = known ?? {
+      const entry = this.find(layer, head, query) ?? {
         layer,
         head,
         query,
@@ -33,52 +32,52 @@ export class RowBook {
         grid: new Map(),
         vertices: new Map(),
       };
-      found.push(one);
-      this.rows.set(`${layer},${head},${query}`, one);
+      added.push(entry);
+      this.rows.set(`${layer},${head},${query}`, entry);
     }
-    this.addVertices(view, found, n);
-    this.addGrid(view, found, n);
+    this.addVertices(view, added, n);
+    this.addGrid(view, added, n);
   }
 
-  addVertices(view, found, n) {
+  addVertices(view, entries, n) {
     if (!view.has("vertex.row")) return;
     const [row, key, end, start, keys, weights] = ["row", "key", "end", "start", "keys", "weights"].map(
       (name) => view.array(`vertex.${name}`).data,
     );
     for (let at = 0; at < row.length; at += 1) {
       const make = () => {
-        const whole = new Float64Array(n);
-        for (let place = start[at]; place < start[at + 1]; place += 1) whole[keys[place]] = weights[place];
-        return whole;
+        const vertex = new Float64Array(n);
+        for (let entry = start[at]; entry < start[at + 1]; entry += 1) vertex[keys[entry]] = weights[entry];
+        return vertex;
       };
-      found[row[at]].vertices.set(`${key[at]},${end[at] ? "upper" : "lower"}`, make);
+      entries[row[at]].vertices.set(`${key[at]},${end[at] ? "upper" : "lower"}`, make);
     }
   }
 
-  addGrid(view, found, n) {
+  addGrid(view, entries, n) {
     if (!view.has("grid.row")) return;
     const [rows, lower, upper] = ["row", "lower", "upper"].map((name) => view.array(`grid.${name}`).data);
     view.about.rows.epsilons.forEach((epsilon, place, { length }) => {
       rows.forEach((row, at) => {
         const from = (at * length + place) * n;
         if (Number.isNaN(lower[from])) return;
-        found[row].grid.set(epsilon, { lower: lower.subarray(from, from + n), upper: upper.subarray(from, from + n) });
+        entries[row].grid.set(epsilon, { lower: lower.subarray(from, from + n), upper: upper.subarray(from, from + n) });
       });
     });
   }
 
   /** A row with its intervals, or null where it was not bounded. */
   find(layer, head, query) {
-    const one = this.rows.get(`${layer},${head},${query}`);
-    if (!one) return null;
+    const entry = this.rows.get(`${layer},${head},${query}`);
+    if (!entry) return null;
     return {
-      ...one,
-      movable: one.vertices.size > 0,
+      ...entry,
+      movable: entry.vertices.size > 0,
       /** The ends for a place in `epsilons`; null where they are not known. */
-      at: (place) => (place ? (one.grid.get(this.epsilons[place]) ?? null) : { lower: one.lower, upper: one.upper }),
+      at: (place) => (place ? (entry.grid.get(this.epsilons[place]) ?? null) : { lower: entry.lower, upper: entry.upper }),
       /** The row with the same output that takes a key to an end of its interval; null where it is not known. */
-      vertex: (key, end) => one.vertices.get(`${key},${end}`)?.() ?? null,
-      hasVertex: (key, end) => one.vertices.has(`${key},${end}`),
+      vertex: (key, end) => entry.vertices.get(`${key},${end}`)?.() ?? null,
+      hasVertex: (key, end) => entry.vertices.has(`${key},${end}`),
     };
   }
 
@@ -92,9 +91,9 @@ export class RowBook {
     return this.inOrder((row) => row.grid.size);
   }
 
-  inOrder(wanted) {
+  inOrder(condition) {
     const order = (row, other) => row.layer - other.layer || row.head - other.head || row.query - other.query;
-    return [...this.rows.values()].filter(wanted).sort(order);
+    return [...this.rows.values()].filter(condition).sort(order);
   }
 
   /** The share of a row that is determined; NaN where it is not known. */

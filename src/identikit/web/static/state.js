@@ -1,6 +1,6 @@
-// One state for all views. What a reader chose is kept in the address (after the #), so that a link shows the same view.
+// One state for all views. The address keeps what a reader chose (after the #), so that a link shows the same view.
 
-/** What the address can hold, and what it is when the address does not say. */
+/** What the address can hold, with the default of each. */
 export const CHOICES = {
   layer: 0, // places in the file
   head: 0,
@@ -36,8 +36,8 @@ export function createStore(address = "", first = {}) {
     set(change) {
       const before = state;
       state = { ...state, ...change };
-      const other = ["layer", "head", "query"].some((name) => before[name] !== state[name]);
-      if (other && !("moved" in change)) state.moved = null;
+      const isOtherRow = ["layer", "head", "query"].some((name) => before[name] !== state[name]);
+      if (isOtherRow && !("moved" in change)) state.moved = null;
       for (const listener of listeners) listener(state, before);
     },
     subscribe(listener) {
@@ -56,12 +56,12 @@ export function address(state, first = {}) {
 }
 
 export function parse(text) {
-  const found = {};
+  const choices = {};
   for (const [name, value] of new URLSearchParams(text.replace(/^#/, ""))) {
     const usual = CHOICES[name];
-    if (typeof usual === "number" && value.trim() !== "" && Number.isFinite(Number(value))) found[name] = Number(value);
-    else if (typeof usual === "boolean") found[name] = value === "1";
-    else if (typeof usual === "string") found[name] = value;
+    if (typeof usual === "number" && value.trim() !== "" && Number.isFinite(Number(value))) choices[name] = Number(value);
+    else if (typeof usual === "boolean") choices[name] = value === "1";
+    else if (typeof usual === "string") choices[name] = value;
   }
-  return found;
+  return choices;
 }
