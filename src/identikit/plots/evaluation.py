@@ -50,8 +50,9 @@ def change_curves(evaluation: Result, way: str = "deletion", ax: Axes | None = N
     shares = evaluation.axis("share").values
     with drawing(ax, style.SINGLE, 2.8) as axes:
         for curve, values in zip(curves, read_table(evaluation, name, "curve", "share"), strict=True):
-            look = {"linestyle": "--", "color": "0.5"} if curve.endswith(" found") else {}
-            axes.plot(shares, values, label=curve, **look)
+            (line,) = axes.plot(shares, values, label=curve)
+            if curve.endswith(" found"):
+                line.set(linestyle="--", color="0.5")
         axes.set_xlabel(f"sources {'replaced' if way == 'deletion' else 'put back'}, the largest first (%)")
         percent(axes.xaxis)
         axes.set_ylabel("change")
