@@ -109,8 +109,8 @@ def _is_causal_throughout(split: Split) -> bool:
             expected = [whole[:, :, half:] for whole in (call.query, call.key, call.value)]
             expected.append(block.post(block.input, call.output)[:, half:])
             halves = [*later.pre(later.input), later.post(later.input, call.output[:, :, half:])]
-            for actual, wanted in zip(halves, expected, strict=True):
-                if (actual - wanted).abs().max() > 8 * torch.finfo(actual.dtype).eps * wanted.abs().max():
+            for actual, reference in zip(halves, expected, strict=True):
+                if (actual - reference).abs().max() > 8 * torch.finfo(actual.dtype).eps * reference.abs().max():
                     return False
     except (RuntimeError, IndexError):  # what the block was called with cannot be cut
         return False

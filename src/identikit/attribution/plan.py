@@ -260,9 +260,11 @@ def _engines(model: Model | Sizes, n: int, request: Request) -> list[Attribution
     if model.family.splits:
         engines.append(_sweep(model, n, request, basis, one_pass))
         # Back go the directions of targets: as many as the inputs have need not be all there, and would not be exact.
-        few = request.targets is not None and request.probes != basis and request.count(0) <= model.d_model
-        few &= request.norm != FISHER  # its directions differ from target to target
-        if request.exact if request.norm == "sum" else few:
+        reversible = request.targets is not None and request.probes != basis and request.count(0) <= model.d_model
+        reversible &= request.norm != FISHER  # its directions differ from target to target
+        if request.norm == "sum":  # a single direction, which is exact
+            reversible = request.exact
+        if reversible:
             engines.append(_reverse(model, n, request, one_pass))
     targets = n if request.targets is None else len(request.targets)
     answer = 4 * 4 * len(request.layers) * n * targets * request.count(1)  # with the copies made of it at the end

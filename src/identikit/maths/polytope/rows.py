@@ -280,12 +280,12 @@ class Polytopes:
         """Return the decomposition that a basis comes from, and the index of its head in there."""
         if name.query == _ALL_KEYS:
             return self.over_all_keys, name.head
-        place = name.head, name.query
-        if place not in self._of_single_rows:
+        head_and_query = name.head, name.query
+        if head_and_query not in self._of_single_rows:
             values = F.pad(self.values[name.head], (0, 0, 0, self.sink))
             visible_values = values[None, self._visible_keys(name.query).to(values.device)]
-            self._of_single_rows[place] = decompose_values(visible_values)
-        return self._of_single_rows[place], 0
+            self._of_single_rows[head_and_query] = decompose_values(visible_values)
+        return self._of_single_rows[head_and_query], 0
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
