@@ -90,8 +90,8 @@ class SharedSetting:
 def _rounding(precision: str) -> Iterator[None]:
     """Set how float32 products round, and restore what was set: for all backends at once, or each (since torch 2.9)."""
     backends: Any = torch.backends
-    places = (backends, backends.cuda.matmul, backends.mkldnn.matmul)
-    before = [(place, place.fp32_precision) for place in places if hasattr(place, "fp32_precision")]
+    owners = (backends, backends.cuda.matmul, backends.mkldnn.matmul)
+    before = [(owner, owner.fp32_precision) for owner in owners if hasattr(owner, "fp32_precision")]
     together = None
     with suppress(RuntimeError):  # torch raises it where backends differ
         together = torch.get_float32_matmul_precision()
@@ -104,8 +104,8 @@ def _rounding(precision: str) -> Iterator[None]:
     finally:
         if together is not None:
             torch.set_float32_matmul_precision(together)
-        for place, setting in before:
-            place.fp32_precision = setting
+        for owner, setting in before:
+            owner.fp32_precision = setting
 
 
 @contextmanager

@@ -6,6 +6,7 @@ returns the given vectors; what follows, such as the final norm and the head, is
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -52,31 +53,43 @@ def run_from(
     It is differentiable where the vectors are. They enter the model itself, or a `stack` of it: a decoder's encoder.
     """
     differentiated = torch.is_grad_enabled() and vectors.requires_grad
-    given = vectors.transpose(0, 1) if model.family.sequence_first and after >= 0 else vectors
-    last: list[Tensor] = [given]
-    base: list[Tensor] = []
+    device = vectors.device
+    entering = vectors.transpose(0, 1) if model.family.sequence_first and after >= 0 else vectors
+    last: Any = entering
+    base: Any = None
     arguments = model.arguments(repeat_batch(batch, len(vectors)))
     narrowed = positions is not None and "logits_to_keep" in model.accepted_arguments
     if narrowed:
-        arguments["logits_to_keep"] = torch.tensor(positions, device=vectors.device)
-    tapped = visit_calls(lambda call: None, model.gather_device)
-    with model.tapped(), tapped, torch.set_grad_enabled(differentiated), ExitStack() as hooks:
+        arguments["logits_to_keep"] = torch.tensor(positions, device=device)
+
+    def record_last(module: nn.Module, args: object, output: object) -> None:
+        nonlocal last
+        last = first_output(output)
+
+    def record_base(module: nn.Module, args: object, output: object) -> None:
+        nonlocal base
+        base = output
+
+    ignore_calls = visit_calls(lambda call: None, model.gather_device)
+    with model.tapped(), ignore_calls, torch.set_grad_enabled(differentiated), ExitStack() as hooks:
         if after < 0:
-            replace_input(hooks, model if stack is None else stack, given, after)
+            replace_input(hooks, model if stack is None else stack, entering, after)
         else:
-            _replace_block_output(hooks, model, given, after)
+            _replace_block_output(hooks, model, entering, after)
         if after < model.n_layers - 1:
-            hooks.callback(model.blocks[-1].register_forward_hook(lambda *call: _keep(last, call[2])).remove)
-        hooks.callback(model.hf.base_model.register_forward_hook(lambda *call: base.append(call[2])).remove)
+            hooks.callback(model.blocks[-1].register_forward_hook(record_last).remove)
+        hooks.callback(model.hf.base_model.register_forward_hook(record_base).remove)
         output = model.hf(**arguments)
-    hidden = last[-1].transpose(0, 1) if model.family.sequence_first else last[-1]
-    final = getattr(base[-1], "last_hidden_state", None) if base else None
+    hidden = last.transpose(0, 1) if model.family.sequence_first else last
+    final = getattr(base, "last_hidden_state", None)
     logits = getattr(output, "logits", None)
     if logits is not None and logits.ndim == 3 and positions is not None and not narrowed:
         logits = logits[:, list(positions)]
-    home = vectors.device
-    final, logits = (None if part is None else part.to(home) for part in (final, logits))
-    return RunOutput(hidden.to(home), final, logits)
+    return RunOutput(
+        hidden.to(device),
+        None if final is None else final.to(device),
+        None if logits is None else logits.to(device),
+    )
 
 
 def run_at_position(
@@ -103,51 +116,45 @@ def run_at_position(
     return tuple(hidden[:, 0] for hidden in watch.hidden)
 
 
-def _keep(kept: list[Tensor], output: object) -> None:
-    kept.append(first_output(output))
+def replace_input(stack: ExitStack, model: Model, vectors: Float[Tensor, "batch n d_x"], after: int) -> None:
+    """Put vectors in the place of the embedding sum, or of what first enters a block."""
+    embedding = model.family.embedding if after == EMBEDDING else None
+    entered = model.blocks[0] if embedding is None else families.find(model.hf.base_model, embedding)
+    is_block_first = embedding is None and model.family.sequence_first
+    waiting = [vectors.transpose(0, 1) if is_block_first else vectors]  # for the first call only
 
-
-def replace_input(stack: ExitStack, model: Model, given: Float[Tensor, "batch n d_x"], after: int) -> None:
-    """Have vectors take the place of the embedding sum, or of what first enters a block."""
-    name = model.family.embedding if after == EMBEDDING else None
-    turned = name is None and model.family.sequence_first
-    entered = model.blocks[0] if name is None else families.find(model.hf.base_model, name)
-    waiting = [given.transpose(0, 1) if turned else given]
-
-    def replaced(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def replace(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         if not waiting:
             return None
-        vectors = waiting.pop()
-        return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
+        entering = waiting.pop()
+        return ((entering, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": entering})
 
-    stack.callback(entered.register_forward_pre_hook(replaced, with_kwargs=True).remove)
+    stack.callback(entered.register_forward_pre_hook(replace, with_kwargs=True).remove)
 
 
-def _replace_block_output(stack: ExitStack, model: Model, given: Tensor, after: int) -> None:
-    """Have a block return the vectors, with whatever else it returns; one module may be several blocks.
+def _replace_block_output(stack: ExitStack, model: Model, vectors: Tensor, after: int) -> None:
+    """Make a block return the vectors, with whatever else it returns; one module may be several blocks.
 
     After the last block nothing else is needed, and no block runs.
     """
-    called = [0]
-    last = after == model.n_layers - 1
+    numbers = count()
+    is_last = after == model.n_layers - 1
 
-    def returning(forward: Callable[..., object]) -> Callable[..., object]:
+    def replace(forward: Callable[..., object]) -> Callable[..., object]:
         def run(*args: object, **kwargs: object) -> Any:
-            block = called[0]
-            called[0] += 1
-            if last:
-                return (
-                    given if not model.returned_counts[block] else (given, *[None] * (model.returned_counts[block] - 1))
-                )
+            block = next(numbers)
+            if is_last:
+                returned = model.returned_counts[block]
+                return (vectors, *[None] * (returned - 1)) if returned else vectors
             output = forward(*args, **kwargs)
             if block != after:
                 return output
-            return (given, *output[1:]) if isinstance(output, tuple) else given
+            return (vectors, *output[1:]) if isinstance(output, tuple) else vectors
 
         return run
 
     for module in dict.fromkeys(model.blocks):
-        set_temporarily(stack, module, "forward", returning(module.forward))
+        set_temporarily(stack, module, "forward", replace(module.forward))
         if module not in model.blocks[after + 1 :]:  # what hooks change is in the vectors already
             for name in ("_forward_hooks", "_forward_pre_hooks"):
                 set_temporarily(stack, module, name, type(getattr(module, name))())

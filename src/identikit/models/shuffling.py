@@ -25,23 +25,23 @@ def shuffled_copies(model: Model, depths: Sequence[int], *, seed: int) -> Iterat
             "in memory. Load the model without device_map=, from plain weights, or leave out the test 'randomised'."
         )
     with model.exclusive():
-        forgetful = copy(model)
-        forgetful.hf = deepcopy(model.hf)
-    forgetful.lock_module = families.find_all(forgetful.hf.base_model, model.family.blocks)[0]
-    with forgetful.exclusive():
-        forgetful._measure()  # its blocks are the copy's own from here on
+        shuffled = copy(model)
+        shuffled.hf = deepcopy(model.hf)
+    shuffled.lock_module = families.find_all(shuffled.hf.base_model, model.family.blocks)[0]
+    with shuffled.exclusive():
+        shuffled._measure()  # its blocks are the copy's own from here on
     layer = model.n_layers
     for depth in depths:
         while layer > model.n_layers - depth:
             layer -= 1
-            _shuffle(forgetful, layer, seed)
-        yield forgetful
+            _shuffle(shuffled, layer, seed)
+        yield shuffled
 
 
 @torch.no_grad()
 def _shuffle(model: Model, layer: int, seed: int) -> None:
     """Put the numbers of each of a layer's weights into another order."""
-    for place, weight in enumerate(model.blocks[layer].parameters()):
-        generator = torch.Generator().manual_seed(zlib.crc32(repr((seed, layer, place)).encode()))
+    for index, weight in enumerate(model.blocks[layer].parameters()):
+        generator = torch.Generator().manual_seed(zlib.crc32(repr((seed, layer, index)).encode()))
         order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
         weight.copy_(weight.flatten()[order].view_as(weight))

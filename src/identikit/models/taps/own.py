@@ -50,15 +50,15 @@ def _tapped(
 
 
 def _attend(
-    module: nn.Module, parts: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, bias: Tensor | None = None
+    module: nn.Module, query_key_value: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, bias: Tensor | None = None
 ) -> Float[Tensor, "batch head query d_v"]:
-    query, key, value = parts
-    seen = tap.checked_mask(module, mask, query)
-    return show_visitor(AttentionCall(count_call(), query, key, value, query.shape[-1] ** -0.5, seen, bias=bias))
+    query, key, value = query_key_value
+    visible = tap.checked_mask(module, mask, query)
+    return show_visitor(AttentionCall(count_call(), query, key, value, query.shape[-1] ** -0.5, visible, bias=bias))
 
 
-def _heads(module: HubModule, made: Float[Tensor, "*rows n made"]) -> Float[Tensor, "*rows head n d"]:
-    return made.unflatten(-1, (module.num_attention_heads, -1)).transpose(-3, -2)
+def _heads(module: HubModule, output: Float[Tensor, "*rows n made"]) -> Float[Tensor, "*rows head n d"]:
+    return output.unflatten(-1, (module.num_attention_heads, -1)).transpose(-3, -2)
 
 
 def _merged(output: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "batch query d"]:
@@ -97,13 +97,13 @@ def _gptj(
 # BLOOM and Falcon: one layer makes query, key and value; the scores may have a bias by position, ALiBi
 
 
-def _apart(
-    made: Float[Tensor, "batch n made"], kv_heads: int, d: int
+def _split_heads(
+    output: Float[Tensor, "batch n made"], kv_heads: int, d: int
 ) -> tuple[Float[Tensor, "batch head n d"], Float[Tensor, "batch kv n d"], Float[Tensor, "batch kv n d"]]:
     """Return query, key and value: for each key-value head in turn, its queries, its key and its value."""
-    parts = made.unflatten(-1, (kv_heads, -1, d))
-    query = parts[..., :-2, :].flatten(2, 3)
-    return query.transpose(1, 2), parts[..., -2, :].transpose(1, 2), parts[..., -1, :].transpose(1, 2)
+    vectors = output.unflatten(-1, (kv_heads, -1, d))
+    query = vectors[..., :-2, :].flatten(2, 3)
+    return query.transpose(1, 2), vectors[..., -2, :].transpose(1, 2), vectors[..., -1, :].transpose(1, 2)
 
 
 def _by_key(alibi: Float[Tensor, "*rows 1 n"], heads: int, factor: float = 1.0) -> Float[Tensor, "batch head query n"]:
@@ -115,9 +115,9 @@ def _by_key(alibi: Float[Tensor, "*rows 1 n"], heads: int, factor: float = 1.0) 
 def _bloom(
     module: HubModule, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Tensor, **_: object
 ) -> tuple[Tensor, None]:
-    parts = _apart(module.query_key_value(hidden_states), module.num_heads, module.head_dim)
-    some = alibi[..., : hidden_states.shape[1]]  # a block that is tried on fewer tokens is given that of all
-    output = _attend(module, parts, attention_mask, bias=_by_key(some, module.num_heads))
+    query_key_value = _split_heads(module.query_key_value(hidden_states), module.num_heads, module.head_dim)
+    alibi = alibi[..., : hidden_states.shape[1]]  # a block that is tried on fewer tokens is given that of all
+    output = _attend(module, query_key_value, attention_mask, bias=_by_key(alibi, module.num_heads))
     return residual + module.dense(_merged(output)), None
 
 
@@ -159,7 +159,7 @@ def _falcon(
 ) -> tuple[Tensor, None]:
     kv_heads = 1 if module.multi_query else module.num_heads
     kv_heads = module.num_kv_heads if module.new_decoder_architecture else kv_heads
-    query, key, value = _apart(module.query_key_value(hidden_states), kv_heads, module.head_dim)
+    query, key, value = _split_heads(module.query_key_value(hidden_states), kv_heads, module.head_dim)
     bias = None
     if alibi is None:
         assert position_embeddings is not None
@@ -215,39 +215,39 @@ def _deberta(
         assert relative_pos is not None and rel_embeddings is not None
         span = module.pos_ebd_size  # δ is from -span up to span - 1
         table = rel_embeddings[: 2 * span]
-        places = (relative_pos.reshape(relative_pos.shape[-2:]).long() + span).clamp(0, 2 * span - 1)
+        offsets = (relative_pos.reshape(relative_pos.shape[-2:]).long() + span).clamp(0, 2 * span - 1)
         scores = []
         if "c2p" in module.pos_att_type:
             layer = module.key_proj if module.share_att_key else module.pos_key_proj
             position_keys = _heads(module, layer(table))
-            scores.append(_by_place(query, position_keys, places))
-            bias_keys = partial(_deberta_bias_keys, position_keys, places)
+            scores.append(_by_offset(query, position_keys, offsets))
+            bias_keys = partial(_deberta_bias_keys, position_keys, offsets)
         if "p2c" in module.pos_att_type:
             layer = module.query_proj if module.share_att_key else module.pos_query_proj
-            scores.append(_by_place(key, _heads(module, layer(table)), places.T).mT)
+            scores.append(_by_offset(key, _heads(module, layer(table)), offsets.T).mT)
         bias = scaling * sum(scores)
-    seen = attention_mask.bool().expand(-1, -1, query.shape[2], -1)
-    call = AttentionCall(count_call(), query, key, value, scaling, mask=seen, bias=bias, bias_keys=bias_keys)
+    visible = attention_mask.bool().expand(-1, -1, query.shape[2], -1)
+    call = AttentionCall(count_call(), query, key, value, scaling, mask=visible, bias=bias, bias_keys=bias_keys)
     return _merged(show_visitor(call)), None
 
 
-def _by_place(
-    vectors: Float[Tensor, "batch head n d_k"], table: Float[Tensor, "head place d_k"], places: Int[Tensor, "n m"]
+def _by_offset(
+    vectors: Float[Tensor, "batch head n d_k"], table: Float[Tensor, "head place d_k"], offsets: Int[Tensor, "n m"]
 ) -> Float[Tensor, "batch head n m"]:
-    """Return each vector's product with the entry of the table at the place of every pair."""
+    """Return each vector's product with the entry of the table at the offset of every pair."""
     products = vectors @ table.mT
-    return products.gather(-1, places.expand(*products.shape[:2], -1, -1))
+    return products.gather(-1, offsets.expand(*products.shape[:2], -1, -1))
 
 
 def _deberta_bias_keys(
     position_keys: Float[Tensor, "all_heads place d_k"],
-    places: Int[Tensor, "query key"],
+    offsets: Int[Tensor, "query key"],
     row: int,
     heads: Tensor,
     queries: Tensor,
 ) -> Float[Tensor, "head row key d_k"]:
     """Return what the query is multiplied with in the bias: the position key of each pair, the same for every text."""
-    return position_keys[heads][:, places[queries]]
+    return position_keys[heads][:, offsets[queries]]
 
 
 def deberta_limit(config: PreTrainedConfig) -> int | None:
@@ -304,9 +304,9 @@ def _xlnet_bias_keys(
     """Return what the query is multiplied with in the bias: the keys of the relative position and the segment."""
     positions = len(by_position)
     n = positions // 2  # from n before a query to n - 1 after it
-    place = torch.arange(positions, device=by_position.device).expand(1, 1, n, positions)
-    place = shift(place, klen=n)[0, 0, queries]
-    keys = by_position[:, min(row, by_position.shape[1] - 1), heads][place]
+    offsets = torch.arange(positions, device=by_position.device).expand(1, 1, n, positions)
+    offsets = shift(offsets, klen=n)[0, 0, queries]
+    keys = by_position[:, min(row, by_position.shape[1] - 1), heads][offsets]
     if segments is not None:
         matrix, embedding = segments
         keys = keys + torch.einsum("ijs,snd->ijnd", matrix[queries, :, row], embedding[:, heads])
@@ -371,9 +371,9 @@ def gated(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
-def _keep_gate(attention: HubModule, query: nn.Module, args: object, made: Float[Tensor, "batch n made"]) -> None:
+def _keep_gate(attention: HubModule, query: nn.Module, args: object, output: Float[Tensor, "batch n made"]) -> None:
     """Keep the gate of what the query layer makes: the second half of each head."""
-    halves = made.unflatten(-1, (-1, 2 * attention.head_dim))
+    halves = output.unflatten(-1, (-1, 2 * attention.head_dim))
     setattr(attention, tap.GATE, torch.sigmoid(halves[..., attention.head_dim :]).transpose(1, 2))
 
 

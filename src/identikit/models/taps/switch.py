@@ -46,7 +46,7 @@ def restored_configs(model: PreTrainedModel, *names: str) -> Iterator[list[Any]]
 def use_attention(model: PreTrainedModel, implementation: str = NAME) -> Iterator[None]:
     """Put the tap, or another implementation, in the place of the model's attention, and its own back at the end."""
     with restored_configs(model, IMPLEMENTATION):
-        for part in model.modules():
-            if isinstance(part, PreTrainedModel):  # older transformers do not hand it on to stacks of T5
-                part.set_attn_implementation(implementation)
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel):  # older transformers do not hand it on to stacks of T5
+                module.set_attn_implementation(implementation)
         yield
