@@ -57,9 +57,9 @@ def place(index, count, what):
     return index
 
 
-def dot(left, right):
+def dot(first, second):
     """Return the product of two vectors."""
-    return sum((x * y for x, y in zip(left, right, strict=True) if x and y), Fraction(0))
+    return sum((x * y for x, y in zip(first, second, strict=True) if x and y), Fraction(0))
 
 
 def read_row(row, matrices):
@@ -79,8 +79,8 @@ def row_ends(row, low, high, duals):
     """Bound the sum of c_m a'_m from below and above, c_m being from low to high; this is the theorem."""
     _, _, values, total, output = row
     least = min(c - dot(duals[0], value) for c, value in zip(low, values, strict=True))
-    most = max(c - dot(duals[1], value) for c, value in zip(high, values, strict=True))
-    return dot(duals[0], output) + total * least, dot(duals[1], output) + total * most
+    greatest = max(c - dot(duals[1], value) for c, value in zip(high, values, strict=True))
+    return dot(duals[0], output) + total * least, dot(duals[1], output) + total * greatest
 
 
 def step_ends(step, rows, ends):
@@ -104,20 +104,20 @@ def step_ends(step, rows, ends):
         need(type(entry[0]) is int and entry[0] in low, f"{entry[0]!r:.40} is not a key of the row")
         factor = number(entry[1])
         if len(entry) == 2:
-            least = most = factor
+            least = greatest = factor
         else:
             need(factor >= 0, "the factor of a step is negative")
-            least, most = (factor * end for end in ends[place(entry[2], len(ends), "step")])
+            least, greatest = (factor * end for end in ends[place(entry[2], len(ends), "step")])
         low[entry[0]] += least
-        high[entry[0]] += most
+        high[entry[0]] += greatest
     duals = [vector(step[name], len(row[4]), name) for name in ("lower_dual", "upper_dual")]
     return row_ends(row, low.values(), high.values(), duals)
 
 
 def digest(content):
     """Return the SHA-256 of a file's content without its digest."""
-    rest = {key: value for key, value in content.items() if key != "digest"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    covered = {key: value for key, value in content.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(covered, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def read(text):
@@ -156,11 +156,11 @@ def check(text):
         yield step.get("name"), *ends[-1], min(proven[0] - ends[-1][0], ends[-1][1] - proven[1])
 
 
-def plainly(words):
+def printable(words):
     """Return words of a file on one line, with escapes for what no terminal should be sent."""
-    printable = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(words))
+    escaped = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(words))
     encoding = sys.stdout.encoding or "utf-8"
-    return printable.encode(encoding, "backslashreplace").decode(encoding)
+    return escaped.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def main(file):
@@ -168,13 +168,13 @@ def main(file):
     try:
         steps = list(check(Path(file).read_text(encoding="utf-8")))
     except (OSError, ValueError, Refused) as why:
-        print(f"Not proven: {plainly(file)}: {plainly(why)}.")
+        print(f"Not proven: {printable(file)}: {printable(why)}.")
         return 1
     wrong = [step for step in steps if step[3] < 0]
     claims = [step for step in steps if step[0] is not None]
     for name, lower, upper, slack in wrong or claims:
         verdict = f"Not proven, by {float(min(-slack, Fraction(sys.float_info.max))):.3g}" if slack < 0 else "Proven"
-        print(f"{verdict}: {plainly(name or 'a step')} is between {float(lower)!r} and {float(upper)!r}.")
+        print(f"{verdict}: {printable(name or 'a step')} is between {float(lower)!r} and {float(upper)!r}.")
     print(f"{'Not proven' if wrong or not claims else 'Proven'}: {len(claims)} claims, {len(steps)} steps.")
     return 1 if wrong or not claims else 0
 

@@ -97,15 +97,15 @@ class Comparison:
             self.differences.append(Difference(table, column, rows, by, _row_label(pairs.iloc[row], keys), *values))
 
 
-def compare(one: str, other: str, tolerance: float) -> Comparison:
+def compare(first: str, second: str, tolerance: float) -> Comparison:
     """Compare two folders, of runs or of saved results."""
     if not 0 <= tolerance < math.inf:
         raise InputError(f"--tolerance {tolerance} cannot be used: expected a number, 0 or more.")
     comparison = Comparison(tolerance)
-    if all(_has(folder, ABOUT) and not _has(folder, MANIFEST) for folder in (one, other)):
-        _compare_results(saved_result(one), saved_result(other), comparison)
+    if all(_has(folder, ABOUT) and not _has(folder, MANIFEST) for folder in (first, second)):
+        _compare_results(saved_result(first), saved_result(second), comparison)
     else:
-        _compare_runs(open_run(one), open_run(other), comparison)
+        _compare_runs(open_run(first), open_run(second), comparison)
     return comparison
 
 
@@ -117,18 +117,18 @@ def _has(folder: str, name: str) -> bool:
 # Tables of runs
 
 
-def _compare_runs(one: Store, other: Store, comparison: Comparison) -> None:
-    comparison.settings = differing(one.settings, other.settings)
-    for name, values in differing(one.recorded, other.recorded).items():
+def _compare_runs(first: Store, second: Store, comparison: Comparison) -> None:
+    comparison.settings = differing(first.settings, second.settings)
+    for name, values in differing(first.recorded, second.recorded).items():
         if name.startswith(("versions", "device", "data", "model")):
             comparison.recorded[name] = values
-    tables = _table_names(one)
-    other_tables = _table_names(other)
+    tables = _table_names(first)
+    other_tables = _table_names(second)
     for name in sorted(tables ^ other_tables):
-        comparison.other.append(f"{name} is only in {one.folder if name in tables else other.folder}")
-    marked = _marked_keys(other) | _marked_keys(one)
+        comparison.other.append(f"{name} is only in {first.folder if name in tables else second.folder}")
+    marked = _marked_keys(second) | _marked_keys(first)
     for name in sorted(tables & other_tables):
-        _compare_tables(name, _read_frame(one, name), _read_frame(other, name), marked.get(name, []), comparison)
+        _compare_tables(name, _read_frame(first, name), _read_frame(second, name), marked.get(name, []), comparison)
 
 
 def _table_names(store: Store) -> set[str]:
@@ -169,33 +169,33 @@ def _read_frame(store: Store, name: str) -> "DataFrame":
 
 
 def _compare_tables(
-    name: str, one: "DataFrame", other: "DataFrame", marked: Sequence[str], comparison: Comparison
+    name: str, first: "DataFrame", second: "DataFrame", marked: Sequence[str], comparison: Comparison
 ) -> None:
     from pandas.api.types import is_numeric_dtype
 
-    for column in sorted({*one} ^ {*other}):
+    for column in sorted({*first} ^ {*second}):
         comparison.other.append(f"{name}: only one of the two has the column {column}")
-    keys = _common_keys(one, other, marked)
+    keys = _common_keys(first, second, marked)
     if not keys:  # rows that nothing identifies are matched in their order
         keys = ["row"]
-        one = one.rename_axis("row").reset_index()
-        other = other.rename_axis("row").reset_index()
+        first = first.rename_axis("row").reset_index()
+        second = second.rename_axis("row").reset_index()
     for key in keys:
-        if is_numeric_dtype(one[key].dtype) != is_numeric_dtype(other[key].dtype):  # pandas does not match these
-            one = one.astype({key: str})
-            other = other.astype({key: str})
-    pairs: Any = one.merge(other, on=keys, how="outer", suffixes=(" one", " other"), indicator=True)
+        if is_numeric_dtype(first[key].dtype) != is_numeric_dtype(second[key].dtype):  # pandas does not match these
+            first = first.astype({key: str})
+            second = second.astype({key: str})
+    pairs: Any = first.merge(second, on=keys, how="outer", suffixes=(" one", " other"), indicator=True)
     alone = pairs[pairs["_merge"] != "both"]
     if len(alone):
         rows = "1 row is" if len(alone) == 1 else f"{len(alone):,} rows are"
         comparison.other.append(f"{name}: {rows} only in one of the two, such as {_row_label(alone.iloc[0], keys)}")
     matched = pairs[pairs["_merge"] == "both"]
-    for column in one:
-        if column in other and column not in keys:
+    for column in first:
+        if column in second and column not in keys:
             comparison.add(name, str(column), matched, keys)
 
 
-def _common_keys(one: "DataFrame", other: "DataFrame", marked: Sequence[str]) -> list[str]:
+def _common_keys(first: "DataFrame", second: "DataFrame", marked: Sequence[str]) -> list[str]:
     """Return the columns that identify a row in both tables, or none.
 
     These are the columns that `columns.json` marks; without marks, the fewest of the first columns, up to the first
@@ -204,13 +204,13 @@ def _common_keys(one: "DataFrame", other: "DataFrame", marked: Sequence[str]) ->
     from pandas.api.types import is_float_dtype
 
     if marked:
-        return list(marked) if _identify(marked, one, other) else []
+        return list(marked) if _identify(marked, first, second) else []
     keys: list[str] = []
-    for column in one:
-        if column not in other or is_float_dtype(one[column].dtype):
+    for column in first:
+        if column not in second or is_float_dtype(first[column].dtype):
             return []
         keys.append(str(column))
-        if _identify(keys, one, other):
+        if _identify(keys, first, second):
             return keys
     return []
 
@@ -219,17 +219,17 @@ def _identify(keys: Sequence[str], *frames: "DataFrame") -> bool:
     return all({*keys} <= {*frame} and not frame.duplicated([*keys]).any() for frame in frames)
 
 
-def _distance(one: "Series", other: "Series") -> Any:
+def _distance(first: "Series", second: "Series") -> Any:
     """Return how far apart values are: 0 where both are missing, infinite where they differ and cannot be measured."""
     import numpy as np
     from pandas.api.types import is_float_dtype
 
-    same = (one == other).fillna(False).astype(bool) | (one.isna() & other.isna())
-    distance = np.full(len(one), math.inf)
-    if is_float_dtype(one.dtype) and is_float_dtype(other.dtype):
-        scale = np.fmax(1, np.fmax(one.abs(), other.abs()))
-        distance = ((one - other).abs() / scale).fillna(math.inf).to_numpy(float)
-    return np.where(same, 0.0, distance)
+    agrees = (first == second).fillna(False).astype(bool) | (first.isna() & second.isna())
+    distance = np.full(len(first), math.inf)
+    if is_float_dtype(first.dtype) and is_float_dtype(second.dtype):
+        scale = np.fmax(1, np.fmax(first.abs(), second.abs()))
+        distance = ((first - second).abs() / scale).fillna(math.inf).to_numpy(float)
+    return np.where(agrees, 0.0, distance)
 
 
 def _row_label(row: "Series", keys: Sequence[str]) -> str:
@@ -245,22 +245,22 @@ def _cell_value(cell: Any) -> str | int | float | None:
 # Arrays of saved results
 
 
-def _compare_results(one: Result, other: Result, comparison: Comparison) -> None:
+def _compare_results(first: Result, second: Result, comparison: Comparison) -> None:
     from pandas import DataFrame, MultiIndex
 
-    settings = asdict(one.provenance) | {"kind": one.kind}
-    other_settings = asdict(other.provenance) | {"kind": other.kind}
+    settings = asdict(first.provenance) | {"kind": first.kind}
+    other_settings = asdict(second.provenance) | {"kind": second.kind}
     for name in ("versions", "device"):
         comparison.recorded |= differing({name: settings.pop(name)}, {name: other_settings.pop(name)})
     comparison.settings = differing(settings, other_settings)
-    single = {axis.name for axis in one.axes if axis.single}  # arrays do not have these
-    dims = one.source.dims
-    other_dims = other.source.dims
+    single = {axis.name for axis in first.axes if axis.single}  # arrays do not have these
+    dims = first.source.dims
+    other_dims = second.source.dims
     for name in sorted({*dims} ^ {*other_dims}):
         comparison.other.append(f"{name} is only in one of the two")
     for name in sorted({*dims} & {*other_dims}):
-        array = one.array(name).double()
-        other_array = other.array(name).double()
+        array = first.array(name).double()
+        other_array = second.array(name).double()
         if array.shape != other_array.shape:
             shapes = f"{list(array.shape)} in one and {list(other_array.shape)} in the other"
             comparison.other.append(f"{name} has the shape {shapes}")
