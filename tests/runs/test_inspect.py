@@ -127,3 +127,10 @@ def test_a_command_is_noted_as_it_was_given(tmp_path: Path, monkeypatch: pytest.
         assert Path.cwd() == tmp_path
     with found._replace(working_folder="/no/such/folder").in_working_folder():
         assert Path.cwd() != tmp_path
+
+
+def test_a_file_is_not_called_a_missing_folder(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    for name, why in (("file", "it is a file"), ("nothing", "there is no such folder")):
+        with pytest.raises(InputError, match=why):
+            open_run(str(tmp_path / name))

@@ -60,11 +60,23 @@ def test_vectors_of_another_tool_give_what_the_model_gives(
         found.identity_map(TEXTS[0])
 
 
+def test_vectors_of_8_bits_are_read_as_the_numbers_that_they_are(model: ik.Model, tmp_path: Path):
+    for dtype in (torch.float8_e4m3fn, torch.float32):
+        (tmp_path / str(dtype)).mkdir()
+        for at, text in enumerate(TEXTS):
+            hidden, ids = vectors(model, text)
+            hidden = hidden.transpose(0, 1).contiguous().to(torch.float8_e4m3fn).to(dtype)
+            save_file({"hidden_states": hidden, "token_ids": ids}, tmp_path / str(dtype) / f"{at:03}.safetensors")
+    rates = [ik.token_identifiability(states=folder, **FITTED).rate for folder in sorted(tmp_path.iterdir())]
+    torch.testing.assert_close(*rates, rtol=0, atol=0, equal_nan=True)
+
+
 SPOILED: dict[str, tuple[Any, str]] = {
     "no first layer": (lambda hidden, ids: (hidden[:, 1:], ids), "these are not input vectors"),
     "layers first": (lambda hidden, ids: (hidden.transpose(0, 1), ids), "token ids"),
     "no ids": (lambda hidden, ids: (hidden, None), "token_ids is missing"),
     "not finite": (lambda hidden, ids: (hidden * torch.nan, ids), "all finite"),
+    "ids as complex numbers": (lambda hidden, ids: (hidden, ids.to(torch.complex64)), "torch.complex64"),
     "ids as floats": (lambda hidden, ids: (hidden, ids.float()), r"ids of \(6,\), torch.float32"),
 }
 

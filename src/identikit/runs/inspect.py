@@ -102,7 +102,8 @@ def open_run(folder: str) -> Store:
     """Return the folder of a run, for reading."""
     files, path = open_folder(folder)
     if not files.isdir(path):
-        raise InputError(f"Cannot read {folder}: there is no such folder. Give the folder of a run.")
+        reason = "it is a file" if files.isfile(path) else "there is no such folder"
+        raise InputError(f"Cannot read {folder}: {reason}. Give the folder of a run.")
     if not files.exists(f"{path}/{MANIFEST}"):
         raise InputError(f"Cannot read {folder}: it has no {MANIFEST}. Give the folder of a run, as given with --out.")
     manifest = read_manifest(files, path)

@@ -72,15 +72,17 @@ def _read(path: Path) -> tuple[Float[Tensor, "layer token d"], Int[Tensor, " tok
         raise InputError(f"Reading {path}: {str(reason).rstrip('.')}. {_EXPECTED}") from None
     hidden = tensors["hidden"]
     ids = tensors["ids"]
-    if hidden.ndim != 3 or not hidden.is_floating_point() or ids.ndim != 1 or ids.is_floating_point():
+    whole_ids = not (ids.is_floating_point() or ids.is_complex())
+    if hidden.ndim != 3 or not hidden.is_floating_point() or ids.ndim != 1 or not whole_ids:
         shapes = f"vectors of shape {tuple(hidden.shape)}, {hidden.dtype}, ids of {tuple(ids.shape)}, {ids.dtype}"
         raise InputError(f"Reading {path}: it holds {shapes}. {_EXPECTED}")
+    hidden = hidden if hidden.dtype == torch.float64 else hidden.float()
     if hidden.shape[1] != len(ids) or len(hidden) < 2 or not bool(hidden.isfinite().all()):
         raise InputError(
             f"Reading {path}: {len(hidden)} layers of {hidden.shape[1]} vectors and {len(ids)} token ids. Expected a "
             "vector for each id in at least two layers, the first of which enters the first block, all finite."
         )
-    return hidden.to(torch.promote_types(torch.float32, hidden.dtype)).contiguous(), ids.long()
+    return hidden.contiguous(), ids.long()
 
 
 def _safetensors(path: Path) -> Mapping[str, Tensor]:
