@@ -53,6 +53,7 @@ class Model:
 
     - `hf`, `tokenizer`: the transformers model that is read, and its tokenizer (or image processor, or feature
       extractor); `images` encodes texts with images; `limit`: for how many tokens it has positions
+    - `accepted_arguments`: the names of the arguments of its forward pass
     - `name`, `revision`, `recipe`: what it was loaded under, and how; `family`: its row in the table of architectures
     - `proof`: how it was proved that it is read correctly, and `proof_with_images`: the proof that held when this was
       also shown on a text with images
