@@ -16,7 +16,7 @@ from identikit.attention.effective import effective_attention
 from identikit.attribution import dataset as attribution_tables
 from identikit.maths.mixing import Mixing, mixing
 from identikit.paper.claims.catalogue import CLAIMS
-from identikit.paper.claims.claim import Verdict, rank_trend
+from identikit.paper.claims.claim import Measurement, Verdict, rank_trend
 from identikit.paper.evidence import Evidence, Subject
 from identikit.paper.figures.attention import passage
 from identikit.paper.inputs import from_one
@@ -126,6 +126,15 @@ def test_noise_has_no_peak():
 
 
 # Margins
+
+
+def test_a_difference_is_as_uncertain_as_both_numbers_and_what_folds_share_cancels():
+    apart = Measurement(np.array([0.5]), 0.04) - 2 * Measurement(np.array([0.2]), 0.09)
+    assert (apart.value, apart.error) == pytest.approx((0.1, (0.04 + 4 * 0.09) ** 0.5))
+    folds = Measurement(np.array([0.1, 0.2, 0.4, 0.5, 0.8]), 0.01)
+    assert folds.error > 0.1 and (folds - (folds - 0.3)).error == pytest.approx(0, abs=1e-12)
+    unpaired = 1.0 - folds - Measurement(np.array([0.2]), 0.09)
+    assert (unpaired.value, unpaired.error) == pytest.approx((0.4, (folds.error**2 + 0.09) ** 0.5))
 
 
 def tuned(cosine: float, l2: float) -> Change:

@@ -216,14 +216,14 @@ class IdentityMap(Result):
     @property
     def winners(self) -> tuple[tuple[str, ...], ...]:
         """The token that won, for each layer and token."""
-        return tuple(tuple(self.tokens[place] for place in row) for row in self.read("winner").tolist())
+        return tuple(tuple(self.tokens[position] for position in row) for row in self.read("winner").tolist())
 
     def describe(self) -> str:
         """Return how many of the tokens are still themselves, layer by layer."""
         axis = self.axis("layer")
         shares = self.recovered.double().reshape(len(axis), -1).mean(1).tolist()
-        how = f"{self.map} maps, {self.distance} distance"
-        words = f"Tokens recovered after {layers_in_words(axis.values)}: {_percentages(shares)} ({how})."
+        method = f"{self.map} maps, {self.distance} distance"
+        words = f"Tokens recovered after {layers_in_words(axis.values)}: {_percentages(shares)} ({method})."
         if "invertible" in self.source.dims:
             invertible = self.read("invertible").double().mean(1).tolist()
             words += f" Invertible, by trying the whole vocabulary: {_percentages(invertible)}."
@@ -311,17 +311,17 @@ class TokenInversion(Result):
     def describe(self) -> str:
         """Return how many tokens are recovered in each layer, and which was the closest call."""
         prefix = "with the true prefix given" if self.prefix == "given" else "each winner appended"
-        how = f"{self.distance} distance, {prefix}"
+        method = f"{self.distance} distance, {prefix}"
         if self.noise:
-            how += f", noise {self.noise:g}"
+            method += f", noise {self.noise:g}"
         among = f"among {self.candidates:,} candidates"
         layers = self.axis("layer").values
         if "recovered" in self.source.dims:
             shares = _percentages(self.read("recovered").double().mean(1).tolist())
-            words = f"Tokens recovered after {layers_in_words(layers)}, {among}: {shares} ({how})."
+            words = f"Tokens recovered after {layers_in_words(layers)}, {among}: {shares} ({method})."
         else:
             text = "".join(map(readable_token, self.winners[0])).strip()
-            words = f"Recovered from layer {layers[0]}, {among}: {text!r:.200} ({how})."
+            words = f"Recovered from layer {layers[0]}, {among}: {text!r:.200} ({method})."
         margins = self.read("margin").double()
         row, column = divmod(int(margins.argmin()), margins.shape[1])
         where = f"layer {layers[row]}, {self.axis('position').name_of(column)!r}"

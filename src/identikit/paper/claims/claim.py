@@ -25,7 +25,7 @@ AVERAGED = 20
 RARE = 100
 LEARNED = 200
 WHOLE = 0
-CLEAR = 2.0  # how many standard errors a number must be away from what it is compared with
+CLEAR = 2.0  # standard errors by which a number must differ from what it is compared with
 TEXTS = {
     EXACT: "what is proved, and the paper's own examples",
     AVERAGED: "averages over tokens",
@@ -33,16 +33,16 @@ TEXTS = {
     LEARNED: "learned maps",
     WHOLE: "the datasets themselves",
 }
-"""How many texts claims take, and which claims those are; `WHOLE` stands for a whole dataset."""
-MANY = 5  # from so many folds on, their spread says how uncertain their mean is
+"""Numbers of texts that claims take, and the claims that take them; `WHOLE` stands for a whole dataset."""
+MANY = 5  # folds whose spread says how uncertain their mean is; of fewer folds it does not
 OVERLAP = 3 / 14  # test over training texts: folds share their training texts (Nadeau and Bengio 2003)
-FEW = 30  # up to so many numbers, p-values come from permutations
+FEW = 30  # numbers; of no more than these, p-values come from permutations
 PERMUTATIONS = 50_000  # every permutation of up to 8 numbers
-CLUSTERED = 1.25  # how much larger errors are because tokens of a text are alike: 0.9 to 1.3 for naive rates on MRPC
+CLUSTERED = 1.25  # factor on errors because the tokens of a text are alike: 0.9 to 1.3 for naive rates on MRPC
 
 
 class Verdict(StrEnum):
-    """How a claim came out; each member carries its symbol, terminal style, page class and the words that count it."""
+    """How a claim came out, with its symbol, terminal style, class on the page, and the words that count it."""
 
     symbol: str
     style: str
@@ -50,7 +50,7 @@ class Verdict(StrEnum):
     counted: tuple[str, str]
 
     def __new__(cls, words: str, symbol: str, style: str, kind: str, counted: tuple[str, str]) -> "Verdict":
-        """Make a verdict of its words, and give it the rest as attributes."""
+        """Make a verdict of its words, with the rest as attributes."""
         verdict = str.__new__(cls, words)
         verdict._value_ = words
         verdict.symbol = symbol
@@ -74,10 +74,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of judging a claim.
+    """The result of judging a claim.
 
-    `measured` is what was measured, written as the paper writes it, and `why` a clause where one helps. `certain` says
-    that no further text can change the verdict, as after a counterexample.
+    `measured` is what was measured, written as the paper writes it, and `why` a clause that explains it. If `certain`,
+    no further text can change the verdict, as after a counterexample.
     """
 
     verdict: Verdict
