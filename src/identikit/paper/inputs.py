@@ -105,12 +105,11 @@ class Input(Generic[Numbers]):
 
 def from_one(frames: "Mapping[str, DataFrame]") -> "dict[str, DataFrame]":
     """Convert tables that count layers and heads from 0 to the paper's counting from 1."""
-    return {name: _from_one(frame) for name, frame in frames.items()}
-
-
-def _from_one(frame: "DataFrame") -> "DataFrame":
-    columns = [column for column in COUNTED if column in frame]
-    return frame.assign(**{column: frame[column] + 1 for column in columns})
+    converted = {}
+    for name, frame in frames.items():
+        columns = [column for column in COUNTED if column in frame]
+        converted[name] = frame.assign(**{column: frame[column] + 1 for column in columns})
+    return converted
 
 
 # Attention and attribution

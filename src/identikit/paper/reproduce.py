@@ -164,6 +164,7 @@ class _Run:
     def __init__(self, model: Model, plan: Plan, out: str, engine: Engine, progress: Progress):
         self.model = model
         self.plan = plan
+        self.subject = Subject(model.name, model.n_layers, model.d_value, model.causal)
         self.no_tagger = tagger_missing()
         options = PAPER if plan.first is None else SAMPLE
         self.examples = Work(
@@ -198,11 +199,14 @@ class _Run:
         judged: list[JudgedClaim] = []
         listed: list[tuple[str, str]] = []
         for entry in (*self.plan.figures, *self.plan.claims):
+            data = self.plan.data_of(entry)
             try:
+                if data is None:
+                    raise _UnavailableError(f"needs --data {dataset_of(entry.data)}")
                 if isinstance(entry, Figure):
-                    pictures.append(self.draw(entry, files))
+                    pictures.append(self.draw(entry, data, files))
                 else:
-                    judged.append(self.judge(entry))
+                    judged.append(self.judge(entry, data))
             except _UnavailableError as reason:
                 listed.append((entry.name, str(reason)))
         listed += self.unused()
@@ -215,11 +219,10 @@ class _Run:
             files.finish()
         return Report(self.examples.out, tuple(picture.name for picture in pictures), tuple(judged), tuple(listed))
 
-    def draw(self, figure: Figure, files: Store) -> Picture:
+    def draw(self, figure: Figure, data: str, files: Store) -> Picture:
         """Draw a figure and write its files."""
-        data = self.data_of(figure)
-        if missing := figure.why_not(self.subject()):
-            raise _UnavailableError(missing)
+        if why := figure.why_not(self.subject):
+            raise _UnavailableError(why)
         drawing = figure.draw(self.evidence(data, figure.needs))
         if drawing.data.empty:
             raise _UnavailableError(f"not applicable: {self.model.name} on {data} has nothing of this kind")
@@ -229,9 +232,8 @@ class _Run:
         files.write(f"{figure.name}.svg", svg)
         return Picture(figure.name, figure.caption, png, svg, drawing.label)
 
-    def judge(self, claim: Claim) -> JudgedClaim:
+    def judge(self, claim: Claim, data: str) -> JudgedClaim:
         """Judge a claim; one that depends on a norm is judged under each available norm."""
-        data = self.data_of(claim)
         if self.plan.first is not None and claim.texts == WHOLE:
             raise _UnavailableError("needs the whole dataset: leave out --first")
         findings = {}
@@ -247,13 +249,6 @@ class _Run:
             raise reasons[0]
         return JudgedClaim(claim, data, findings)
 
-    def data_of(self, entry: Figure | Claim) -> str:
-        """Return the data that a figure is drawn from or a claim judged on."""
-        data = self.plan.data_of(entry)
-        if data is None:
-            raise _UnavailableError(f"needs --data {dataset_of(entry.data)}")
-        return data
-
     def evidence(self, data: str, needs: Sequence[str]) -> Evidence:
         """Return the evidence of a dataset with its tables; missing ones are reported before computing starts."""
         from pandas import DataFrame
@@ -263,11 +258,8 @@ class _Run:
         tables = {name: self.table(name, source) for name, source in sources.items()}
         tables["lengths"] = DataFrame({"text": range(len(work.texts)), "tokens": work.lengths})
         finetuned = sources["finetuned"].model.name if "finetuned" in sources else None
-        return Evidence(self.subject(finetuned), data, len(work.texts), sum(work.lengths), self.plan.seed, tables)
-
-    def subject(self, finetuned: str | None = None) -> Subject:
-        """Return what figures and claims know about the model."""
-        return Subject(self.model.name, self.model.n_layers, self.model.d_value, self.model.causal, finetuned)
+        subject = replace(self.subject, finetuned=finetuned)
+        return Evidence(subject, data, len(work.texts), sum(work.lengths), self.plan.seed, tables)
 
     def source_of(self, table: str, data: str) -> Work:
         """Return the work that a table is computed from, or raise `_UnavailableError`."""
