@@ -64,6 +64,13 @@ def test_a_query_that_sees_nothing_has_weights_of_0():
     assert torch.equal(given.raw[0], weights) and given.null_dim[0, 0, 1] == 0
 
 
+def test_each_layer_has_its_own_mask():
+    masks = torch.stack([torch.ones(3, 3).tril(), torch.ones(3, 3)]).bool()
+    weights = (masks / masks.sum(-1, keepdim=True))[:, None]
+    given = ik.attention_from(values=torch.randn(2, 1, 3, 4), weights=weights, mask=masks)
+    assert torch.equal(given.visible, masks)
+
+
 def test_weights_give_the_same_to_rounding_from_numpy_too(pair):
     attention, tensors = pair
     arrays = {name: np.asarray(tensor) for name, tensor in some(tensors, "weights", "output").items()}

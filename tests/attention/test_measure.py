@@ -320,16 +320,20 @@ def test_ends_of_a_mean_are_means_of_linear_programs(name: str):
         assert float(found.upper[layer, query, key]) == pytest.approx(most, abs=1e-8)
 
 
-def test_the_order_through_layers_is_that_of_all_differences():
-    """One chain for each pair of sources, from their difference, without asking the ends first."""
-    attention = attention_of("llama")
+@pytest.mark.parametrize(("name", "text"), [("llama", TEXT), ("gpt_oss", "w5 w6 w7 w5 w6 w8 w9")])
+def test_the_order_through_layers_is_that_of_all_differences(name: str, text: str):
+    """One chain for each pair of sources, from their difference, without asking the ends first.
+
+    Of the second text, some sources are in a certain order though their ends overlap.
+    """
+    attention = ik.effective_attention(model_of(name), text)
     n = len(attention.tokens)
     rows = [layer.rows(list(product(range(4), range(n)))) for layer in attention.captured().layers]
     pairs = [(first, second) for first in range(n) for second in range(n) if first != second]
     unit = torch.eye(n, dtype=torch.float64)
     starts = torch.stack([unit[second] - unit[first] for first, second in pairs])
     ahead = torch.stack([extreme.value for extreme in greatest_through_layers(rows, Chain(0.5, 0.5), starts)])
-    found = measured("llama", "rollout")
+    found = ik.attention_measure(attention, name="rollout")
     assert set(found.certain_order.unique().tolist()) >= {0, 1, 2}
     for layer, output in product(range(3), range(n)):
         asked = [source for source in range(n) if source != output and found.upper[layer, output, source] > 0]
