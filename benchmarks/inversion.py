@@ -101,7 +101,7 @@ def _measured(model: Model, texts: list[TextRun], asked: InversionOptions, case:
         torch.cuda.reset_peak_memory_stats()
     started, found, taken = time.perf_counter(), [], []
     for text in texts:
-        found.append(inversion.found(inversion.sought(text, layers, tuple(range(n)))))
+        found.append(inversion.arrays(inversion.sought(text, layers, tuple(range(n)))))
         taken.append(time.perf_counter())
     rows = list(_rates(found, asked, layers, case))
     rows.append(Row(case, "time per token", (taken[-1] - started) / (len(texts) * n), "s"))

@@ -23,7 +23,7 @@ from identikit.tokens.identify import hidden_states
 from identikit.tokens.maps import glorot_start
 from identikit.tokens.protocol import MapChoice, Settings, Task, fold_split, sentence_blocks
 from identikit.tokens.states import HiddenStates
-from identikit.tokens.train import Member, Trial, epoch_order, train_grid
+from identikit.tokens.train import Trial, TrialResult, epoch_order, train_maps
 
 PARTS = ("together", "ridge", "grid")
 INVERSION = "inversion"
@@ -95,12 +95,12 @@ def compare_together(states: HiddenStates, settings: Settings, epochs: int, prog
     """Train linear maps with cosine distance: all layers, folds and learning rates at once, then one by one."""
     settings = replace(settings, epochs=epochs)
     members = [
-        Member("linear", "cosine", *cell)
+        Trial("linear", "cosine", *cell)
         for cell in product(range(states.n_layers), range(settings.folds), [Task()], settings.learning_rates)
     ]
-    train_grid(states, members, settings=replace(settings, epochs=1))  # warm up
+    train_maps(states, members, settings=replace(settings, epochs=1))  # warm up
     one_after_another(states, members[:1], replace(settings, epochs=1), silent)
-    together, batched = seconds(lambda: train_grid(states, members, settings=settings).trials)
+    together, batched = seconds(lambda: train_maps(states, members, settings=settings).trials)
     in_turn, single = seconds(lambda: one_after_another(states, members, settings, progress))
     case = f"{states.model}, {len(members)} linear maps, {epochs} epochs"
     losses = [abs(one.validation_loss - two.validation_loss) for one, two in zip(batched, single, strict=True)]
@@ -111,8 +111,8 @@ def compare_together(states: HiddenStates, settings: Settings, epochs: int, prog
 
 
 def one_after_another(
-    states: HiddenStates, members: list[Member], settings: Settings, progress: Progress
-) -> list[Trial]:
+    states: HiddenStates, members: list[Trial], settings: Settings, progress: Progress
+) -> list[TrialResult]:
     """Train each member as one would by hand: torch's linear layer, cosine similarity and Adam, data on the device."""
     blocks = sentence_blocks(states.n_sentences, seed=settings.seed)
     trials = []
@@ -123,7 +123,7 @@ def one_after_another(
     return trials
 
 
-def _train_one(states: HiddenStates, member: Member, settings: Settings, blocks: torch.Tensor) -> Trial:
+def _train_one(states: HiddenStates, member: Trial, settings: Settings, blocks: torch.Tensor) -> TrialResult:
     device = states.inputs.device
     split = fold_split(blocks, member.fold)
     rows, held_out = states.rows(split.train), states.rows(split.validation).to(device)
@@ -142,7 +142,7 @@ def _train_one(states: HiddenStates, member: Member, settings: Settings, blocks:
             optimizer.step()
         with torch.no_grad():
             losses.append(float(_cosine_loss(linear(features[held_out]), targets[held_out])))
-    return Trial(member, min(losses), 1 + losses.index(min(losses)))
+    return TrialResult(member, min(losses), 1 + losses.index(min(losses)))
 
 
 def _cosine_loss(predicted: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
