@@ -1,6 +1,6 @@
 """The blocks of a model: watch a run of them, and split each into parts that act on every position alone.
 
-A run is refused unless each block attends just once.
+A run is refused unless each block attends just once, or in a decoder twice: to the target and to the source.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ class BlockCall(NamedTuple):
         """The hidden vectors that entered it."""
         return self.args[0] if self.args else self.kwargs["hidden_states"]
 
-    def entered_by(self, x: Tensor) -> "BlockCall":
+    def with_input(self, x: Tensor) -> "BlockCall":
         """Return the call with other hidden vectors."""
         if self.args:
             return self._replace(args=(x, *self.args[1:]))
@@ -40,7 +40,7 @@ class BlockCall(NamedTuple):
 
     def run(self, x: Tensor) -> Tensor:
         """Call the block again with other hidden vectors, and return what it makes of them where they are."""
-        call = self.entered_by(x)
+        call = self.with_input(x)
         return first_output(self.module(*call.args, **call.kwargs)).to(x.device)
 
 
@@ -96,13 +96,13 @@ class BlockWatcher:
         """Record what a block is called with."""
         call = BlockCall(module, args, kwargs)
         if self.counter.gather_device is not None:
-            call = call.entered_by(self._gather(call.hidden))
+            call = call.with_input(self._gather(call.hidden))
         if self.family.embedding is None and self.embedded is None:
             self.embedded = self._batch_first(call.hidden)
         _ = self.inputs  # refuses a row whose embedding comes after the first block
         self.counter.block = len(self.blocks)
         if self.family.reads is not None:
-            if not self.blocks:  # what attended before is the encoder
+            if not self.blocks:  # the calls so far were the encoder's
                 self.counter.calls = 0
             self.counter.visited_call = self.counter.calls + self.family.reads
         self.blocks.append(call)
@@ -144,7 +144,7 @@ class BlockWatcher:
 def watch_blocks(
     name: str, family: Family, base: nn.Module, visit: Visitor, gather_device: torch.device | None = None
 ) -> Iterator[BlockWatcher]:
-    """Send attention calls to `visit` and watch every block of `base`; at the end, check that each attended once.
+    """Send attention calls to `visit` and watch every block of `base`; refuse attention that is outside of any block.
 
     Where blocks are on several devices, all that is recorded is brought to `gather_device`.
     """
@@ -229,7 +229,7 @@ class Block:
     def after(self, start: int) -> "Block":
         """Return the block for the positions from `start` on; only its `call` is still that of all positions."""
         n = self.call.query.shape[2]
-        args, kwargs = _cut((self.entry.args, self.entry.kwargs), n, start)
+        args, kwargs = _cut_positions((self.entry.args, self.entry.kwargs), n, start)
         return Block(BlockCall(self.entry.module, args, kwargs), self.call)
 
 
@@ -253,12 +253,12 @@ def _stop(call: AttentionCall) -> None:
     raise StopRun(call.query, call.key, call.value)
 
 
-def _cut(argument: object, n: int, start: int) -> Any:
+def _cut_positions(argument: object, n: int, start: int) -> Any:
     """Cut a block's argument to the positions from `start` on; tensors of four axes are maps of positions."""
     if isinstance(argument, tuple):
-        return tuple(_cut(item, n, start) for item in argument)
+        return tuple(_cut_positions(item, n, start) for item in argument)
     if isinstance(argument, dict):
-        return {name: _cut(value, n, start) for name, value in argument.items()}
+        return {name: _cut_positions(value, n, start) for name, value in argument.items()}
     if not isinstance(argument, Tensor) or argument.ndim == 0:
         return argument
     axes = (2, 3) if argument.ndim == 4 else (min(1, argument.ndim - 1),)

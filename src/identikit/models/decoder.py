@@ -26,7 +26,7 @@ ATTENTIONS = ("encoder", "decoder", "cross")
 class DecoderModel(Model):
     """A model of two stacks, read by its decoder's `attention`: "decoder" (to the target) or "cross" (to the source).
 
-    It reads a `Translation`. What it reads of the target is what the decoder reads: the start token, and then the
+    It reads a `Translation`. Of the target it sees what the decoder is given: the start token, and then the
     target's tokens without the end token. The vector at a token predicts the next one.
     """
 
@@ -51,7 +51,7 @@ class DecoderModel(Model):
         translations: list[Any] = texts if isinstance(texts, list) else [texts]
         sources: Any = [translation.source for translation in translations]
         targets: Any = [self.target_ids(translation.target) for translation in translations]
-        if not isinstance(texts, list):  # messages then say 'the text', not 'texts[0]'
+        if not isinstance(texts, list):  # so that messages say "the text", not "texts[0]"
             sources = sources[0]
             targets = targets[0]
         source_texts = self.encoder.encode(sources, truncate=truncate, max_tokens=max_tokens, features=features)
@@ -69,8 +69,8 @@ class DecoderModel(Model):
         left out. Without a start token of its own, the model starts with the last token, a language's (mBART).
         """
         if not isinstance(target, str):
-            sequence = is_collection(target) or getattr(target, "ndim", None) == 1
-            if not sequence or any(isinstance(item, str) or is_collection(item) for item in target):
+            is_sequence = is_collection(target) or getattr(target, "ndim", None) == 1
+            if not is_sequence or any(isinstance(item, str) or is_collection(item) for item in target):
                 raise InputError(
                     f"Reading the target: {shortened(target)} is neither a text nor token ids that it reads."
                 )
@@ -96,9 +96,9 @@ class DecoderModel(Model):
                 "its language-model head, or pass target=."
             )
         arguments = self.encoder.arguments(source.batch())
-        if self.encoder.modality != "text":  # it starts as its tokenizer does: with a language and a task
-            letter = len(tokenize(self.tokenizer, "a", add_special_tokens=False)["input_ids"])
-            arguments["decoder_input_ids"] = torch.tensor([self.target_ids("a")[:-letter]], device=self.device)
+        if self.encoder.modality != "text":  # start as the tokenizer does, with a language and a task
+            letter_length = len(tokenize(self.tokenizer, "a", add_special_tokens=False)["input_ids"])
+            arguments["decoder_input_ids"] = torch.tensor([self.target_ids("a")[:-letter_length]], device=self.device)
         with self.prepared(), quiet_libraries():
             generate: Any = getattr(GenerationMixin, "generate")  # noqa: B009 - Whisper's own leaves out the start
             sequences = generate(hf, **arguments, max_new_tokens=tokens, do_sample=False, num_beams=1)
@@ -165,11 +165,11 @@ def model_and_texts(
     truncate: bool,
     max_tokens: int | None,
 ) -> tuple[Model, object]:
-    """Return the model that reads an `attention`, and its texts: those of the caller, or with their targets."""
+    """Return the model that reads an `attention`, and the texts for it, paired with their targets if it needs them."""
     model = checked_model(model)
     attention = known_name("attention", "encoder" if attention is None else attention, ATTENTIONS)
-    reader = model_for_attention(model, attention)
-    if reader is model:
+    attention_model = model_for_attention(model, attention)
+    if attention_model is model:
         for name, value in (("target", target), ("generate", generate)):
             no_effect(name, value, "the encoder reads no target. Ask for attention='cross' or 'decoder'")
         return model, text
@@ -178,7 +178,7 @@ def model_and_texts(
             f"attention={attention!r} reads a target: pass target= (a text, or the ids that the decoder reads), or "
             "generate= (how many tokens the model itself may add)."
         )
-    decoder = checked_model(reader)
+    decoder = checked_model(attention_model)
     assert isinstance(decoder, DecoderModel)
     if generate is not None:
         limit = decoder.limit or sys.maxsize  # with the start token

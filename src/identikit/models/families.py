@@ -1,4 +1,4 @@
-"""What a row of the table says of a model: which row is its own, why it cannot be read, and where its parts are."""
+"""Apply the table to a model: find its row, say why it cannot be read, and find the parts that the row names."""
 
 import inspect
 import sys
@@ -26,7 +26,8 @@ _REFUSED = dict.fromkeys(["gemma3n", "gemma3n_text"], _STREAMS) | dict.fromkeys(
 def family_of(model: PreTrainedModel) -> Family:
     """Return a model's row, or say why the model cannot be read."""
     family = FAMILIES.get(model.config.model_type)
-    for reason in [_unlisted_reason(model)] if family is None else _refusals(family, model):
+    reason = _unlisted_reason(model) if family is None else next(_refusals(family, model), None)
+    if reason is not None:
         raise ModelError(f"Loading {type(model).__name__}: {reason}")
     assert family is not None
     return family
@@ -80,8 +81,12 @@ def _refusals(family: Family, model: PreTrainedModel) -> Iterator[str]:
     if family.embedding is not None and not isinstance(find(base, family.embedding), nn.Module):
         yield f"{row} embedding={family.embedding!r}, and {type(base).__name__} has no module there."
     for block in blocks:
-        paths = {"output": family.output} if family.value is None else {"output": family.output, "value": family.value}
-        for field, path in paths.items() if other_mixer(family, block) is None else ():
+        if other_mixer(family, block) is not None:
+            continue
+        paths = {"output": family.output}
+        if family.value is not None:
+            paths["value"] = family.value
+        for field, path in paths.items():
             layer = find(block, path)
             is_bare = isinstance(layer, nn.Parameter) and field == "output" and family.watch_output is not None
             if not is_bare and not _is_linear(layer):
@@ -116,7 +121,7 @@ def other_mixer(family: Family, block: nn.Module) -> nn.Module | None:
 
 
 def find_all(root: nn.Module, path: str) -> list[HubModule]:
-    """Return what is at a dotted path in which `*` stands for every entry of a list; [] where there is nothing.
+    """Return the parts at a dotted path in which `*` stands for every entry of a list; [] where there is nothing.
 
     Of several paths (`a.b|c.d`), the first that leads anywhere counts.
     """
@@ -136,7 +141,7 @@ def find(root: nn.Module, path: str) -> HubModule:
 
 
 def output_projection(family: Family, block: nn.Module, heads: int, dtype: torch.dtype) -> Float[Tensor, "head d_v d"]:
-    """Return H of Eq. 2 for every head of a block: its slice of the output projection, in a `dtype`."""
+    """Return H of Eq. 2 for every head of a block: its slice of the output projection (a packed one in `dtype`)."""
     projection = find(block, family.output)
     if isinstance(projection, nn.Parameter):
         path, _, name = family.output.rpartition(".")
@@ -145,7 +150,7 @@ def output_projection(family: Family, block: nn.Module, heads: int, dtype: torch
 
 
 def output_size(family: Family, block: nn.Module) -> tuple[int, int]:
-    """Return how many numbers of all heads a block's output projection takes, and how many it makes."""
+    """Return how many numbers a block's output projection takes, of all heads together, and how many it makes."""
     projection = find(block, family.output)
     if isinstance(projection, nn.Parameter):
         return projection.shape[1:].numel(), projection.shape[0]

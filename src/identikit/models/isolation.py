@@ -30,7 +30,7 @@ from identikit.models.taps.switch import IMPLEMENTATION, configs_of, restored_co
 Structure = tuple[object, ...]
 _CAPTURING = "_output_capturing_hooks_installed"  # where transformers notes that its hooks are on a model
 _LAST_IMAGE = "rope_deltas"  # what a model keeps of the last image that it read, for the next run
-_AUTOCAST = ("cpu", "cuda", "mps", "xpu")
+_AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 @dataclass
@@ -69,12 +69,12 @@ def standard_torch_state() -> Iterator[None]:
     refuse_transforms()
     grad_enabled = torch.is_grad_enabled()
     core: Any = getattr(torch._C, "_autograd")  # noqa: B009 - torch does not declare it
-    top = getattr(core, "_top_saved_tensors_default_hooks", lambda _: None)  # not in every version of torch
+    top_hooks = getattr(core, "_top_saved_tensors_default_hooks", lambda _: None)  # not in every version of torch
     try:
         with ExitStack() as stack:
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))  # what is made there has no derivative
-            for kind in _AUTOCAST:
+            for kind in _AUTOCAST_DEVICES:
                 if torch.is_autocast_enabled(kind):
                     stack.enter_context(torch.autocast(kind, enabled=False))
             stack.enter_context(_disable_current_modes())  # such as FlopCounterMode, which lacks some derivatives
@@ -82,7 +82,7 @@ def standard_torch_state() -> Iterator[None]:
                 stack.callback(_push_mode, _pop_mode())
             if torch.get_default_device().type != "cpu":
                 stack.enter_context(torch.device("cpu"))
-            while (hooks := top(True)) is not None:
+            while (hooks := top_hooks(True)) is not None:
                 stack.callback(core._push_saved_tensors_default_hooks, *hooks)
                 core._pop_saved_tensors_default_hooks()
             stack.enter_context(torch.no_grad())

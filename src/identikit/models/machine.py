@@ -17,7 +17,7 @@ PRECISIONS = ("full", "tf32", "bfloat16")
 
 
 def device_name(device: torch.device) -> str:
-    """Return what a device is called."""
+    """Return the name of a device, such as that of its GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
@@ -68,14 +68,14 @@ class SharedSetting:
         self._setting = setting
         self._lock = threading.Lock()
         self._holders = 0
-        self._made = ExitStack()
+        self._stack = ExitStack()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Hold the setting."""
         with self._lock:
             if self._holders == 0:
-                self._made.enter_context(self._setting())
+                self._stack.enter_context(self._setting())
             self._holders += 1
         try:
             yield
@@ -83,35 +83,35 @@ class SharedSetting:
             with self._lock:
                 self._holders -= 1
                 if self._holders == 0:
-                    self._made.close()
+                    self._stack.close()
 
 
 @contextmanager
-def _rounding(precision: str) -> Iterator[None]:
+def _float32_rounding(precision: str) -> Iterator[None]:
     """Set how float32 products round, and restore what was set: for all backends at once, or each (since torch 2.9)."""
     backends: Any = torch.backends
     owners = (backends, backends.cuda.matmul, backends.mkldnn.matmul)
     before = [(owner, owner.fp32_precision) for owner in owners if hasattr(owner, "fp32_precision")]
-    together = None
+    shared_precision = None
     with suppress(RuntimeError):  # torch raises it where backends differ
-        together = torch.get_float32_matmul_precision()
-    if together == precision and all(setting in ("none", "ieee") for _, setting in before):
+        shared_precision = torch.get_float32_matmul_precision()
+    if shared_precision == precision and all(setting in ("none", "ieee") for _, setting in before):
         yield
         return
     torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
-        if together is not None:
-            torch.set_float32_matmul_precision(together)
+        if shared_precision is not None:
+            torch.set_float32_matmul_precision(shared_precision)
         for owner, setting in before:
             owner.fp32_precision = setting
 
 
 @contextmanager
-def _complete() -> Iterator[None]:
-    """Compute products in full precision, and enable the attention kernel that takes every input."""
-    with _rounding("highest"), ExitStack() as stack:
+def _full_precision() -> Iterator[None]:
+    """Compute products in full precision, with the one attention kernel that takes every input enabled."""
+    with _float32_rounding("highest"), ExitStack() as stack:
         if not torch.backends.cuda.math_sdp_enabled():  # on any device
             stack.callback(torch.backends.cuda.enable_math_sdp, False)
             torch.backends.cuda.enable_math_sdp(True)
@@ -122,9 +122,9 @@ def _complete() -> Iterator[None]:
         yield
 
 
-_full = SharedSetting(_complete)
-_tf32 = SharedSetting(lambda: _rounding("high"))
-_derivatives = threading.RLock()
+_full = SharedSetting(_full_precision)
+_tf32 = SharedSetting(lambda: _float32_rounding("high"))
+_derivative_lock = threading.RLock()
 
 
 @contextmanager
@@ -140,5 +140,5 @@ def product_precision(precision: str) -> Iterator[None]:
 @contextmanager
 def differentiable_attention() -> Iterator[None]:
     """Attend by the kernel that has derivatives, one thread at a time: torch counts forward mode by process."""
-    with _derivatives, sdpa_kernel(SDPBackend.MATH):
+    with _derivative_lock, sdpa_kernel(SDPBackend.MATH):
         yield

@@ -79,14 +79,14 @@ class Model:
         self._open(families.stack_of(self.family, hf), tokenizer)
 
     def _open(self, hf: PreTrainedModel, tokenizer: Any) -> None:
-        """Set the stack that is read, and measure it."""
+        """Set the model that is read, or the stack of it, and measure it."""
         self.hf = hf
         self.tokenizer = tokenizer
         self.limit = self.family.limit(hf.config)
         parameters = inspect.signature(hf.forward).parameters
         self.accepted_arguments = set(parameters)
-        takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-        if takes_any and hasattr(hf.config.get_text_config(), "use_cache"):  # it passes this on to a text model
+        takes_any_keyword = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+        if takes_any_keyword and hasattr(hf.config.get_text_config(), "use_cache"):  # it goes on to the text model
             self.accepted_arguments.add("use_cache")
         if not hasattr(self, "lock_module"):
             self.lock_module = families.find_all(hf.base_model, self.family.blocks)[0]
@@ -191,7 +191,7 @@ class Model:
         return None if bias is None else bias.to(self.device, copy=True)
 
     def select_layers(self, layers: Index = None) -> tuple[int, ...]:
-        """Return the layers that a caller chose by number; None: all that have softmax attention."""
+        """Return the chosen layers' indices, each with softmax attention; None: all that have it."""
         if layers is None:
             return self.attention_layers
         selected = selected_indices("layer", layers, self.n_layers)
@@ -322,8 +322,8 @@ class Model:
         if self.family.sequence_first:
             words = "its row says sequence_first, and a part is batch first."
             raise ModelError(f"{self.name} cannot be taken apart: {words}")
-        calls: list[AttentionCall] = []
-        trace, calls = (self.trace(batch, calls.append), calls) if run is None else run
+        captured: list[AttentionCall] = []
+        trace, calls = run or (self.trace(batch, captured.append), captured)
 
         def tail(x: Tensor) -> Tensor:
             if self.family.embedding is None:

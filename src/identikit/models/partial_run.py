@@ -48,7 +48,7 @@ def run_from(
     positions: Sequence[int] | None = None,
     stack: Model | None = None,
 ) -> RunOutput:
-    """Run a text onward with each of these vectors, all after one block; logits of tokens only at some `positions`.
+    """Run a text onward from each of these vectors, put in after one block; `positions` limits where logits are made.
 
     It is differentiable where the vectors are. They enter the model itself, or a `stack` of it: a decoder's encoder.
     """
@@ -117,32 +117,32 @@ def run_at_position(
 
 
 def replace_input(stack: ExitStack, model: Model, vectors: Float[Tensor, "batch n d_x"], after: int) -> None:
-    """Put vectors in the place of the embedding sum, or of what first enters a block."""
+    """Put vectors in the place of the embedding sum, or of what enters the first block."""
     embedding = model.family.embedding if after == EMBEDDING else None
-    entered = model.blocks[0] if embedding is None else families.find(model.hf.base_model, embedding)
+    entered_module = model.blocks[0] if embedding is None else families.find(model.hf.base_model, embedding)
     is_block_first = embedding is None and model.family.sequence_first
-    waiting = [vectors.transpose(0, 1) if is_block_first else vectors]  # for the first call only
+    unused_vectors = [vectors.transpose(0, 1) if is_block_first else vectors]  # the first call takes them
 
     def replace(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        if not waiting:
+        if not unused_vectors:
             return None
-        entering = waiting.pop()
+        entering = unused_vectors.pop()
         return ((entering, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": entering})
 
-    stack.callback(entered.register_forward_pre_hook(replace, with_kwargs=True).remove)
+    stack.callback(entered_module.register_forward_pre_hook(replace, with_kwargs=True).remove)
 
 
 def _replace_block_output(stack: ExitStack, model: Model, vectors: Tensor, after: int) -> None:
-    """Make a block return the vectors, with whatever else it returns; one module may be several blocks.
+    """Make a block return the vectors, beside whatever else it returns; one module may be several blocks.
 
     After the last block nothing else is needed, and no block runs.
     """
-    numbers = count()
+    block_indices = count()
     is_last = after == model.n_layers - 1
 
     def replace(forward: Callable[..., object]) -> Callable[..., object]:
         def run(*args: object, **kwargs: object) -> Any:
-            block = next(numbers)
+            block = next(block_indices)
             if is_last:
                 returned = model.returned_counts[block]
                 return (vectors, *[None] * (returned - 1)) if returned else vectors
@@ -155,6 +155,6 @@ def _replace_block_output(stack: ExitStack, model: Model, vectors: Tensor, after
 
     for module in dict.fromkeys(model.blocks):
         set_temporarily(stack, module, "forward", replace(module.forward))
-        if module not in model.blocks[after + 1 :]:  # what hooks change is in the vectors already
+        if module not in model.blocks[after + 1 :]:  # the vectors already have what hooks change
             for name in ("_forward_hooks", "_forward_pre_hooks"):
                 set_temporarily(stack, module, name, type(getattr(module, name))())

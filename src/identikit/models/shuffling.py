@@ -13,11 +13,11 @@ from identikit.models.model import Model
 
 
 def shuffled_copies(model: Model, depths: Sequence[int], *, seed: int) -> Iterator[Model]:
-    """Yield one copy of the model at each of the `depths`, in rising order: its last layers, so many, are shuffled.
+    """Yield a copy of the model for each of the rising `depths`: that many of its last layers are shuffled.
 
     Each weight of a layer keeps its numbers, and so their distribution, in an order drawn from the seed. Embeddings and
-    what follows the last layer stay. Layers that share their weights forget together. The next yield changes the same
-    copy, and its fingerprint is still the model's: nothing read from it is handed on.
+    what follows the last layer stay. Layers that share their weights forget together. Every yield is the same object,
+    shuffled further, under the fingerprint of the model itself: do not keep what is read from it as a result.
     """
     if any(weight.is_meta for weight in model.hf.parameters()) or any(map(is_packed, model.hf.modules())):
         raise ModelError(

@@ -49,7 +49,7 @@ class Family:
     - `positions`: takes `position_ids`, so that texts may be padded on the left
     - `limit`: how many tokens it has positions for
     - `causal`: a token sees only those before it
-    - `by_place`: what a token does depends on its place in the batch, so that it cannot be tried alone
+    - `by_place`: what a token does depends on its position in the batch, so that it cannot be run alone
     - `splits`: a block is post(x, mix(pre(x))) where mix is only the tap's softmax attention
     - `sequence_first`: its blocks put the sequence before the batch
     - `tap`: switches the tap in, and the model's own attention back at the end
@@ -94,18 +94,18 @@ class Family:
 
 def _decoder(
     blocks: str,
-    own: tuple[str, str],
-    cross: tuple[str, str],
+    self_paths: tuple[str, str],
+    cross_paths: tuple[str, str],
     *,
     embedding: str | None = None,
     limit: Limit = table_size,
 ) -> Mapping[str, Family]:
     """Return the rows of a decoder whose blocks attend to the target, and then to the source.
 
-    `own` and `cross` are the output projection and the value layer of each of the two.
+    `self_paths` and `cross_paths` lead to the output projection and the value layer of each of the two.
     """
-    to_target = Family(blocks, *own, embedding=embedding, limit=limit, causal=True, splits=False, reads=0)
-    to_source = Family(blocks, *cross, embedding=embedding, limit=limit, splits=False, reads=1)
+    to_target = Family(blocks, *self_paths, embedding=embedding, limit=limit, causal=True, splits=False, reads=0)
+    to_source = Family(blocks, *cross_paths, embedding=embedding, limit=limit, splits=False, reads=1)
     return {"decoder": to_target, "cross": to_source}
 
 
@@ -113,7 +113,7 @@ def _after_padding(config: PreTrainedConfig) -> int:
     return config.max_position_embeddings - config.pad_token_id - 1  # positions count up from the padding index
 
 
-def _own_keys(config: PreTrainedConfig) -> str | None:
+def _bigcode_refusal(config: PreTrainedConfig) -> str | None:
     if config.multi_query:
         return None
     return "its config says multi_query=False; only multi_query=True is supported, as in StarCoder and SantaCoder."
@@ -146,9 +146,9 @@ _BERT = Family("encoder.layer.*", "attention.output.dense", "attention.self.valu
 _ROBERTA = replace(_BERT, limit=_after_padding)
 _LLAMA = Family("layers.*", "self_attn.o_proj", "self_attn.v_proj", positions=True, causal=True)
 _INSIDE = replace(_LLAMA, blocks="language_model.layers.*")  # the text model of a model that also reads images
-_PICTURED = replace(_INSIDE, tap=own.inside)  # whose tap leaves the part that reads the images alone
-_QWEN_VL = replace(_PICTURED, images=layouts.QWEN)
-_IDEFICS3 = replace(_PICTURED, blocks="text_model.layers.*", images=layouts.IDEFICS3)
+_WITH_IMAGES = replace(_INSIDE, tap=own.text_model_only)  # the part that reads the images is not tapped
+_QWEN_VL = replace(_WITH_IMAGES, images=layouts.QWEN)
+_IDEFICS3 = replace(_WITH_IMAGES, blocks="text_model.layers.*", images=layouts.IDEFICS3)
 _GPT2 = Family("h.*", "attn.c_proj", "attn.c_attn", positions=True, causal=True)
 _HYBRID = replace(_LLAMA, instead="linear_attn", splits=False, tap=own.gated)
 _MAMBA = replace(_LLAMA, instead="mamba", splits=False)
@@ -165,22 +165,22 @@ _T5 = Family(
         limit=nothing,
     ),
 )
-_TWO = (
+_SUBLAYERS = (
     "decoder.layers.*",
     ("self_attn.out_proj", "self_attn.v_proj"),
     ("encoder_attn.out_proj", "encoder_attn.v_proj"),
 )
-_MARIAN = Family("layers.*", "self_attn.out_proj", "self_attn.v_proj", stack="encoder", decoder=_decoder(*_TWO))
+_MARIAN = Family("layers.*", "self_attn.out_proj", "self_attn.v_proj", stack="encoder", decoder=_decoder(*_SUBLAYERS))
 _BART = replace(
     _MARIAN,
     embedding="layernorm_embedding",
-    decoder=_decoder(*_TWO, embedding="decoder.layernorm_embedding"),
+    decoder=_decoder(*_SUBLAYERS, embedding="decoder.layernorm_embedding"),
 )
 _VIT = Family("layers.*", "attention.o_proj", "attention.v_proj", limit=nothing, features=Images())
 _DINO = replace(
     _VIT,
     blocks="encoder.layer.*",
-    output="attention.o_proj|attention.output.dense",  # before and after transformers gave vision models one form
+    output="attention.o_proj|attention.output.dense",  # since transformers gave vision models one form, and before
     value="attention.v_proj|attention.attention.value",
     features=Images(any_size=True),
 )
@@ -223,13 +223,13 @@ FAMILIES: dict[str, Family] = {
     "falcon_h1": replace(_LLAMA, splits=False).called("Falcon-H1", "tiiuae/Falcon-H1-0.5B-Base"),
     "gemma": _LLAMA.called("Gemma", "google/gemma-2b", "google/gemma-7b"),
     "gemma2": _LLAMA.called("Gemma 2", "google/gemma-2-2b", "google/gemma-2-9b-it"),
-    "gemma3": replace(_PICTURED, images=layouts.GEMMA3).called("Gemma 3, multimodal", "google/gemma-3-4b-it"),
+    "gemma3": replace(_WITH_IMAGES, images=layouts.GEMMA3).called("Gemma 3, multimodal", "google/gemma-3-4b-it"),
     "gemma3_text": _LLAMA.called("Gemma 3, text", "google/gemma-3-270m", "google/gemma-3-1b-it"),
     "glm": _LLAMA.called("GLM-4 (2024)", "zai-org/glm-4-9b-chat-hf"),
     "glm4": _LLAMA.called("GLM-4 (2025)", "zai-org/GLM-4-9B-0414"),
     "glm4_moe": _LLAMA.called("GLM-4.5", "zai-org/GLM-4.5", "zai-org/GLM-4.5-Air"),
     "gpt2": _GPT2.called("GPT-2", "openai-community/gpt2", "distilbert/distilgpt2"),
-    "gpt_bigcode": replace(_GPT2, refusal=_own_keys).called(
+    "gpt_bigcode": replace(_GPT2, refusal=_bigcode_refusal).called(
         "StarCoder, SantaCoder", "bigcode/starcoder", "bigcode/gpt_bigcode-santacoder"
     ),
     "gpt_neox": Family(
@@ -244,7 +244,7 @@ FAMILIES: dict[str, Family] = {
     "helium": _LLAMA.called("Helium", "kyutai/helium-1-preview-2b"),
     "hunyuan_v1_dense": _LLAMA.called("Hunyuan", "tencent/Hunyuan-7B-Instruct"),
     "idefics3": _IDEFICS3.called("Idefics3", "HuggingFaceM4/Idefics3-8B-Llama3"),
-    "internvl": replace(_PICTURED, images=layouts.INTERNVL).called("InternVL 3", "OpenGVLab/InternVL3-1B-hf"),
+    "internvl": replace(_WITH_IMAGES, images=layouts.INTERNVL).called("InternVL 3", "OpenGVLab/InternVL3-1B-hf"),
     "jamba": replace(_MAMBA, positions=False, limit=nothing).called("Jamba", "ai21labs/Jamba-v0.1"),
     "lfm2": replace(_MAMBA, output="self_attn.out_proj", instead="conv").called(
         "LFM2", "LiquidAI/LFM2-350M", "LiquidAI/LFM2-1.2B"
@@ -252,12 +252,12 @@ FAMILIES: dict[str, Family] = {
     "llama": _LLAMA.called(
         "Llama, SmolLM2, TinyLlama, Yi, Vicuna", "meta-llama/Llama-3.1-8B", "HuggingFaceTB/SmolLM2-135M"
     ),
-    # These two scale queries by their place in the batch, padding included.
+    # These two scale queries by their position in the batch, padding included.
     "llama4": replace(_LLAMA, blocks="language_model.model.layers.*", positions=False, by_place=True).called(
         "Llama 4 (its text model)", "meta-llama/Llama-4-Scout-17B-16E"
     ),
     "llama4_text": replace(_LLAMA, blocks="model.layers.*", positions=False, by_place=True).called("Llama 4, text"),
-    "llava": replace(_PICTURED, images=layouts.LLAVA).called("LLaVA", "llava-hf/llava-1.5-7b-hf"),
+    "llava": replace(_WITH_IMAGES, images=layouts.LLAVA).called("LLaVA", "llava-hf/llava-1.5-7b-hf"),
     "m2m_100": _MARIAN.called("NLLB, M2M100", "facebook/nllb-200-distilled-600M"),
     "marian": _MARIAN.called("Marian", "Helsinki-NLP/opus-mt-en-de"),
     "mbart": _BART.called("mBART", "facebook/mbart-large-50-many-to-many-mmt"),
@@ -357,7 +357,7 @@ FAMILIES: dict[str, Family] = {
         "GPT-J", "EleutherAI/gpt-j-6b"
     ),
     "mpnet": replace(
-        _BERT, output="attention.attn.o", value="attention.attn.v", limit=own.after_two, tap=own.mpnet
+        _BERT, output="attention.attn.o", value="attention.attn.v", limit=own.mpnet_limit, tap=own.mpnet
     ).called("MPNet", "sentence-transformers/all-mpnet-base-v2", "microsoft/mpnet-base"),
     "beit": replace(_VIT, tap=own.beit, features=Images(any_size=True)).called(
         "BEiT", "microsoft/beit-base-patch16-224"
@@ -390,6 +390,6 @@ FAMILIES: dict[str, Family] = {
         limit=attrgetter("max_source_positions"),
         features=Sounds(_spectrogram, _mel_bins),
         stack="encoder",
-        decoder=_decoder(*_TWO, limit=attrgetter("max_target_positions")),
+        decoder=_decoder(*_SUBLAYERS, limit=attrgetter("max_target_positions")),
     ).called("Whisper", "openai/whisper-tiny", "openai/whisper-large-v3"),
 }

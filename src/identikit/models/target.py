@@ -1,6 +1,6 @@
 """What an explanation explains: a number that a model computes from the last hidden vectors of a text.
 
-- a next token, by what it spells or its id; at another place `"Paris@7"`, and the model's own prediction there `"@7"`.
+- a next token, by its spelling or id; at another position `"Paris@7"`, and the model's own prediction there `"@7"`.
   A masked model is asked at its one masked position
 - a class of a classification head, by its name or number
 - `"prediction"`: the token or class that the model itself gives most
@@ -87,11 +87,11 @@ def checked_target(model: Model, text: object, target: object = PREDICTION) -> T
         raise InputError("A target is of one text: pass a text, a pair or token ids.")
     text_run = with_trace(text if isinstance(text, TextRun) else prepare_texts(model, text)[0])
     if callable(target):
-        _check_head(text_run)
+        _checked_logits(text_run)
         name = getattr(target, "__name__", "a function")
-        return Target(name, (text_run,), partial(_of_function, text_run, _with_logits(target)))
+        return Target(name, (text_run,), partial(_function_values, text_run, _taking_logits(target)))
     if isinstance(target, str) and target == SIMILARITY:
-        return _similarity(text_run)
+        return _similarity_target(text_run)
     if isinstance(target, tuple):
         if len(target) != 2:
             raise InputError(f"target={shortened(target)} cannot be used: a pair is one target against another.")
@@ -104,7 +104,7 @@ def checked_target(model: Model, text: object, target: object = PREDICTION) -> T
         return Target(label, first.runs, lambda states: first.number(states) - second.number(states))
     if is_collection(target):
         raise InputError(f"target={shortened(target)} cannot be used: expected one target.")
-    return _logit(text_run, PREDICTION if target is None else target)
+    return _logit_target(text_run, PREDICTION if target is None else target)
 
 
 def with_trace(text_run: TextRun) -> TextRun:
@@ -117,8 +117,8 @@ def _trace(text_run: TextRun) -> Trace:
     return text_run.trace
 
 
-def _check_head(text_run: TextRun) -> Tensor | None:
-    """Return a text's logits; refuse a model that makes them of more than the last hidden vectors."""
+def _checked_logits(text_run: TextRun) -> Tensor | None:
+    """Return a text's logits; refuse a model that computes them from more than the last hidden vectors."""
     model = text_run.model
     trace = _trace(text_run)
     logits = trace.logits
@@ -133,29 +133,29 @@ def _check_head(text_run: TextRun) -> Tensor | None:
 # Logits
 
 
-def _logit(text_run: TextRun, target: Any) -> Target:
+def _logit_target(text_run: TextRun, target: Any) -> Target:
     model = text_run.model
-    logits = _check_head(text_run)
+    logits = _checked_logits(text_run)
     if logits is None or logits.ndim not in (2, 3):
         raise InputError(
             f"A target is a logit, and {model.name} makes none. Use a model with a head. In Python, a function of the "
             "last hidden vectors (1, token, feature) that returns one number can be a target, too."
         )
-    spells = logits.ndim == 3 and model.modality == "text" and model.hf.get_output_embeddings() is not None
-    name, position = _name_and_position(text_run, target, spells) if logits.ndim == 3 else (target, None)
+    has_tokens = logits.ndim == 3 and model.modality == "text" and model.hf.get_output_embeddings() is not None
+    name, position = _name_and_position(text_run, target, has_tokens) if logits.ndim == 3 else (target, None)
     choices = logits[0] if position is None else logits[0, position]
     if isinstance(name, str) and name == PREDICTION:
         index = int(choices.argmax())
     else:
-        index = _token(model, name) if spells and isinstance(name, str) else _class(model, name)
+        index = _token_id(model, name) if has_tokens and isinstance(name, str) else _class_index(model, name)
     if index is None or not 0 <= index < len(choices):
-        kind = "a token" if spells else "a class"
+        kind = "a token" if has_tokens else "a class"
         raise InputError(
             f"target={shortened(target)} cannot be used: expected {kind}, a number from 0 to {len(choices) - 1}, or in "
             "Python a function."
         )
-    label = f"token {model.tokenizer.decode([index])!r}" if spells else f"class {_labels(model).get(index, index)}"
-    is_next = spells and _continues(model) and position == logits.shape[1] - 1
+    label = f"token {model.tokenizer.decode([index])!r}" if has_tokens else f"class {_labels(model).get(index, index)}"
+    is_next = has_tokens and _predicts_next(model) and position == logits.shape[1] - 1
     where = "" if position is None or is_next else f" at position {position}"
     positions = None if position is None else [position]
 
@@ -169,60 +169,60 @@ def _logit(text_run: TextRun, target: Any) -> Target:
         (text_run,),
         lambda states: scores(states)[:, index],
         lambda states: scores(states).softmax(-1)[:, index],
-        index if spells else None,
+        index if has_tokens else None,
     )
 
 
-def _continues(model: Model) -> bool:
-    """Whether a model predicts the next token at each: a causal model, or a decoder that looks at its source."""
+def _predicts_next(model: Model) -> bool:
+    """Whether a model predicts, at each token, the next one: a causal model, or a decoder that looks at its source."""
     return model.causal or model.decoder_attention is not None
 
 
-def _name_and_position(text_run: TextRun, target: object, spells: bool) -> tuple[object, int]:
+def _name_and_position(text_run: TextRun, target: object, has_tokens: bool) -> tuple[object, int]:
     """Return what a target names, and the position of its logits: `Paris@7` is `Paris` and 7."""
     model = text_run.model
     n = len(text_run.tokens)
-    if isinstance(target, str) and not (spells and _find_token(model, target) is not None):
-        name, at, position = target.rpartition("@")
-        if at and position.isdecimal():
+    if isinstance(target, str) and not (has_tokens and _find_token_id(model, target) is not None):
+        name, separator, position = target.rpartition("@")
+        if separator and position.isdecimal():
             if int(position) >= n:
                 raise InputError(f"target={shortened(target)} is at position {position}, and the text has {n} tokens.")
             return name or PREDICTION, int(position)
-    if spells and _continues(model):
+    if has_tokens and _predicts_next(model):
         return target, n - 1
     mask = getattr(model.tokenizer, "mask_token_id", None)
-    assert text_run.batch.ids is not None or not spells
+    assert text_run.batch.ids is not None or not has_tokens
     ids = [] if text_run.batch.ids is None else text_run.batch.ids[0].tolist()
-    masked = [position for position, token in enumerate(ids) if spells and token == mask]
+    masked = [position for position, token in enumerate(ids) if has_tokens and token == mask]
     if len(masked) == 1:
         return target, masked[0]
-    answers = f"{len(masked)} masked tokens" if spells else "an answer for each token"
+    answers = f"{len(masked)} masked tokens" if has_tokens else "an answer for each token"
     raise InputError(
         f"{model.name} has {answers} here. Say which position the target is at, such as target='@{n // 2}'."
     )
 
 
-def _typed(model: Model, target: str) -> list[list[int]]:
-    """Return the tokens of a word as it is typed, and with a space before it."""
-    typed = (target, f" {target}")
-    return [tokenize(model.tokenizer, word, add_special_tokens=False)["input_ids"] for word in typed]
+def _spellings(model: Model, target: str) -> list[list[int]]:
+    """Return the token ids of a word as it is typed, and with a space before it."""
+    words = (target, f" {target}")
+    return [tokenize(model.tokenizer, word, add_special_tokens=False)["input_ids"] for word in words]
 
 
-def _find_token(model: Model, target: str) -> int | None:
-    """Return the id of what is one token as it is typed, or else with a space before it."""
+def _find_token_id(model: Model, target: str) -> int | None:
+    """Return the id of a word that is one token as it is typed, or else with a space before it; None: it is not."""
     tokenizer = model.tokenizer
-    for ids in _typed(model, target):
+    for ids in _spellings(model, target):
         if len(ids) == 1 and (ids[0] != tokenizer.unk_token_id or target == tokenizer.unk_token):
             return int(ids[0])
     return None
 
 
-def _token(model: Model, target: str) -> int:
-    token = _find_token(model, target)
+def _token_id(model: Model, target: str) -> int:
+    token = _find_token_id(model, target)
     if token is None:
-        count = min(map(len, _typed(model, target)))
-        found = "not a token" if count == 1 else f"{count} tokens"  # one that is unknown
-        raise InputError(f"target={shortened(target)} is {found} of {model.name}. Give one token, or its id.")
+        count = min(map(len, _spellings(model, target)))
+        problem = "not a token" if count == 1 else f"{count} tokens"  # one that is unknown
+        raise InputError(f"target={shortened(target)} is {problem} of {model.name}. Give one token, or its id.")
     return token
 
 
@@ -230,8 +230,8 @@ def _labels(model: Model) -> dict[int, str]:
     return {int(number): str(name) for number, name in (getattr(model.hf.config, "id2label", None) or {}).items()}
 
 
-def _class(model: Model, target: object) -> int | None:
-    """Return the number of a class that is named or numbered."""
+def _class_index(model: Model, target: object) -> int | None:
+    """Return the index of a class given by its name or index; None: it is neither."""
     if not isinstance(target, str):
         return as_integer(target)
     numbers = {name: number for number, name in _labels(model).items()}
@@ -241,8 +241,8 @@ def _class(model: Model, target: object) -> int | None:
 # Functions and similarity
 
 
-def _with_logits(function: Callable[..., object]) -> Callable[[Tensor | None, Tensor], object]:
-    """Return a user's function as one that takes logits and hidden vectors, although it may take only the latter."""
+def _taking_logits(function: Callable[..., object]) -> Callable[[Tensor | None, Tensor], object]:
+    """Return a user's function as one of logits and hidden vectors, even if it takes only the hidden vectors."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # a builtin one
@@ -257,7 +257,7 @@ def _with_logits(function: Callable[..., object]) -> Callable[[Tensor | None, Te
     )
 
 
-def _of_function(text_run: TextRun, function: Callable[[Tensor | None, Tensor], object], states: Tensor) -> Tensor:
+def _function_values(text_run: TextRun, function: Callable[[Tensor | None, Tensor], object], states: Tensor) -> Tensor:
     model = text_run.model
     all_logits = run_from(model, text_run.batch, states, model.n_layers - 1).logits
     values = []
@@ -282,7 +282,7 @@ def _is_pair(text: object) -> TypeGuard[tuple[str, str]]:
     return len(text) == 2 and all(isinstance(half, str) for half in text)
 
 
-def _similarity(text_run: TextRun) -> Target:
+def _similarity_target(text_run: TextRun) -> Target:
     """Return the cosine of the halves of a pair, each read by itself and averaged over all of its tokens."""
     pair = text_run.text
     if not _is_pair(pair):

@@ -39,7 +39,7 @@ class Change(NamedTuple):
         return " and ".join(clauses)
 
     def beyond(self, dtype: str) -> str:
-        """Continue the sentence where rounding in this dtype does not explain the change, or else return nothing."""
+        """Return how the sentence goes on where rounding in this dtype does not explain the change, or else nothing."""
         sizes = [size for size in self if size is not None]
         if max(sizes) <= TOLERANCE[getattr(torch, dtype)]:
             return ""
@@ -156,7 +156,7 @@ def text_facts(batch: TokenBatch) -> dict[str, Any]:
 
 
 def join_facts(texts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    """Return the tokens and words of texts that stand one after another."""
+    """Return the facts of several texts as those of one, with all of their tokens one after another."""
     about: dict[str, list[Any]] = {"tokens": [], "special": [], "words": []}
     for facts in texts:
         start = len(about["tokens"])
@@ -181,9 +181,9 @@ def run_texts(
     for batch in model.batches(encoded):
         trace, calls, visible = _capture(model, batch, layers)
         for row, index in enumerate(batch.order):
-            own_trace = trace if len(batch) == 1 else None
-            alone = single_text(batch, row)
-            runs[index] = TextRun(model, alone, encoded[index].text, calls[row], visible[row], own_trace, truncate)
+            text_trace = trace if len(batch) == 1 else None
+            single = single_text(batch, row)
+            runs[index] = TextRun(model, single, encoded[index].text, calls[row], visible[row], text_trace, truncate)
     return [runs[index] for index in range(len(encoded))]
 
 
@@ -219,11 +219,11 @@ def _capture(
             return
         device = call.query.device
         for row in range(len(batch)):
-            alone = call.of_text(row, batch.positions(row).to(device), keys.positions(row).to(device))
+            single = call.of_text(row, batch.positions(row).to(device), keys.positions(row).to(device))
             mask_key = (id(call.mask), row)
             if mask_key not in masks:
-                masks[mask_key] = (call.mask, visible_keys(alone))  # kept alive, so that its id stays its own
-            calls[row][call.layer] = alone
+                masks[mask_key] = (call.mask, visible_keys(single))  # kept alive, so that its id stays its own
+            calls[row][call.layer] = single
             visible[row][call.layer] = masks[mask_key][1]
 
     return model.trace(batch, visit), calls, visible

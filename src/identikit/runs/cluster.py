@@ -21,7 +21,7 @@ from identikit.runs import engines
 from identikit.runs.engines import RETRIES, Results, RunJob, RunTask, RunWorker, TaskProgress
 
 _ANSWER_SECONDS = 5.0  # in which a cluster has to answer
-_SETTINGS = {  # of Ray, where the user has not set them
+_RAY_SETTINGS = {  # environment variables, where the user has not set them
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the coming default, which it warns about
     "RAY_worker_niceness": "0",  # on a busy machine workers would hardly get anywhere
@@ -42,7 +42,7 @@ class Cluster:
         """Compute tasks, the longest first."""
         if not tasks:
             return
-        for name, value in _SETTINGS.items():
+        for name, value in _RAY_SETTINGS.items():
             os.environ.setdefault(name, value)
         try:
             import ray
@@ -57,7 +57,7 @@ class Cluster:
             remote = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=self.threads, num_gpus=self.gpus)
             actors: list[Any] = [
                 remote(RunWorker).remote(worker.recipe, worker.fingerprint, worker.job, worker.threads)
-                for _ in range(min(self._count(ray), len(tasks)))
+                for _ in range(min(self._worker_count(ray), len(tasks)))
             ]
             try:
                 yield from engines.run_on_workers(actors, _submit, engines.by_cost(tasks))
@@ -94,11 +94,11 @@ class Cluster:
         except (RuntimeError, ValueError, OSError, OverflowError, ray.exceptions.RayError) as error:
             where = f"the Ray cluster at {self.address}" if self.address else "a Ray cluster on this machine"
             raise InputError(
-                f"Cannot reach {where}: {_short(error)}. Check --address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN if the "
+                f"Cannot reach {where}: {_reason(error)}. Check --address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN if the "
                 "cluster asks for a token; or leave --address out to start one here."
             ) from None
 
-    def _count(self, ray: ModuleType) -> int:
+    def _worker_count(self, ray: ModuleType) -> int:
         """Return how many workers to start: the requested number, or as many as fit into the cluster."""
         resources = ray.cluster_resources()
         cpus = resources.get("CPU", 0)
@@ -145,13 +145,13 @@ def _clear_errors(ray: ModuleType) -> Iterator[None]:
         raise
     except ray.exceptions.RayActorError as error:
         raise InputError(
-            f"Ray workers died {RETRIES + 1} times with the same task ({_short(error)}). There may be too little "
+            f"Ray workers died {RETRIES + 1} times with the same task ({_reason(error)}). There may be too little "
             "memory for so many workers: run the same command again with fewer --workers."
         ) from None
     except ray.exceptions.RayError as error:
-        raise InputError(f"The Ray cluster failed: {_short(error)}. Run the same command again to resume.") from None
+        raise InputError(f"The Ray cluster failed: {_reason(error)}. Run the same command again to resume.") from None
 
 
-def _short(error: Exception) -> str:
-    words = " ".join(str(error).split()) or type(error).__name__
-    return words.rstrip(".") if len(words) <= 200 else f"{words[:200]}…"
+def _reason(error: Exception) -> str:
+    message = " ".join(str(error).split()) or type(error).__name__
+    return message.rstrip(".") if len(message) <= 200 else f"{message[:200]}…"

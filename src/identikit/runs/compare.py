@@ -47,7 +47,7 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """What differs between two runs; `other` lists tables, columns and rows that only one of them has."""
+    """What differs between two runs; `other` lists, in words, tables, columns and rows that only one of them has."""
 
     tolerance: float
     settings: _Pairs = field(default_factory=dict)
@@ -102,14 +102,14 @@ def compare(first: str, second: str, tolerance: float) -> Comparison:
     if not 0 <= tolerance < math.inf:
         raise InputError(f"--tolerance {tolerance} cannot be used: expected a number, 0 or more.")
     comparison = Comparison(tolerance)
-    if all(_has(folder, ABOUT) and not _has(folder, MANIFEST) for folder in (first, second)):
+    if all(_has_file(folder, ABOUT) and not _has_file(folder, MANIFEST) for folder in (first, second)):
         _compare_results(saved_result(first), saved_result(second), comparison)
     else:
         _compare_runs(open_run(first), open_run(second), comparison)
     return comparison
 
 
-def _has(folder: str, name: str) -> bool:
+def _has_file(folder: str, name: str) -> bool:
     files, path = open_folder(folder)
     return files.exists(f"{path}/{name}")
 
@@ -204,18 +204,18 @@ def _common_keys(first: "DataFrame", second: "DataFrame", marked: Sequence[str])
     from pandas.api.types import is_float_dtype
 
     if marked:
-        return list(marked) if _identify(marked, first, second) else []
+        return list(marked) if _identifies_rows(marked, first, second) else []
     keys: list[str] = []
     for column in first:
         if column not in second or is_float_dtype(first[column].dtype):
             return []
         keys.append(str(column))
-        if _identify(keys, first, second):
+        if _identifies_rows(keys, first, second):
             return keys
     return []
 
 
-def _identify(keys: Sequence[str], *frames: "DataFrame") -> bool:
+def _identifies_rows(keys: Sequence[str], *frames: "DataFrame") -> bool:
     return all({*keys} <= {*frame} and not frame.duplicated([*keys]).any() for frame in frames)
 
 

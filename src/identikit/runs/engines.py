@@ -173,9 +173,9 @@ class RunWorker:
 
     def compute(self, task: RunTask) -> WorkerResult:
         """Compute one task."""
-        with with_threads(self.threads), warnings.catch_warnings(record=True) as caught:
+        with with_threads(self.threads), warnings.catch_warnings(record=True) as caught_warnings:
             result = self.job.compute(self.model, task.content, silent)
-        return result, [(str(warning.message), warning.category) for warning in caught]
+        return result, [(str(warning.message), warning.category) for warning in caught_warnings]
 
 
 def by_cost(tasks: Sequence[RunTask]) -> list[RunTask]:
@@ -201,15 +201,15 @@ def run_on_workers(
         for future in sorted(done, key=lambda future: future.exception() is not None):  # errors last: nothing is lost
             task, worker = running.pop(future)
             free.append(worker)
-            result, caught = future.result()
-            for message, category in caught:
+            result, caught_warnings = future.result()
+            for message, category in caught_warnings:
                 warnings.warn(message, category, stacklevel=2)
             yield task, result
 
 
 # Processes of this machine
 
-_workers: list[RunWorker] = []  # the one of this process
+_workers: list[RunWorker] = []  # in a worker process, its only worker
 
 
 def _start_worker(worker: RunWorker) -> None:
@@ -267,13 +267,13 @@ class Processes:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _submit(self, pool: ProcessPoolExecutor, task: RunTask) -> "Future[WorkerResult]":
-        with _environment_of_workers(self.threads):  # the first tasks start the processes
+        with _worker_environment(self.threads):  # the first tasks start the processes
             return pool.submit(_compute, task)
 
 
 @contextmanager
-def _environment_of_workers(threads: int) -> Iterator[None]:
-    """Let processes that are started here have this number of threads, and ignore Ctrl-C, which is for this one."""
+def _worker_environment(threads: int) -> Iterator[None]:
+    """Give processes that are started inside this number of threads, and have them ignore Ctrl-C."""
     before = os.environ.get(_THREADS)
     os.environ[_THREADS] = str(threads)
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None

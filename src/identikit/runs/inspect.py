@@ -35,7 +35,7 @@ from identikit.runs.store import (
 
 INPUTS = "inputs"  # the folder of the inputs of `reproduce`
 _SEALED = re.compile(r"(shard-.*|passage|sentence)\.safetensors|(part-.*|plan|collapse)\.json")
-_LISTED = 8  # ranges or names, of many
+_MOST_LISTED = 8  # ranges or names
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _Contents:
     damaged: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, content: Any) -> None:
-        """Take in what a file holds."""
+        """Add what a sealed file holds, or raise `Damaged`."""
         if name == PLAN:
             self.plan = dict(content)
         elif name.startswith(PART):
@@ -338,5 +338,5 @@ def list_briefly(pieces: Sequence[int | str]) -> str:
             ranges[-1][1:] = [piece]
         else:
             ranges.append([piece])
-    words = ", ".join(" to ".join(map(str, ends)) for ends in ranges[:_LISTED])
-    return f"{words}, …" if len(ranges) > _LISTED else words
+    words = ", ".join(" to ".join(map(str, ends)) for ends in ranges[:_MOST_LISTED])
+    return f"{words}, …" if len(ranges) > _MOST_LISTED else words

@@ -32,7 +32,10 @@ SILENT_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that holds a folder, since when, and when it last renewed its note (`beat`)."""
+    """The process that holds a folder, since when, and when it last renewed its note (`beat`).
+
+    `key` is drawn anew whenever a lock is taken, and tells this owner from any other.
+    """
 
     host: str
     process: int

@@ -17,8 +17,8 @@ from identikit.results.provenance import text_hash
 from identikit.runs.store import COMMAND, Store, open_folder
 from identikit.texts.text import Text
 
-_COMPUTE = ("identikit", "tokenizers", "torch", "transformers")  # whose versions can change numbers
-_WRITERS = ("pandas", "pyarrow", "safetensors")
+_COMPUTING = ("identikit", "tokenizers", "torch", "transformers")  # whose versions can change numbers
+_WRITING = ("pandas", "pyarrow", "safetensors")  # whose versions change no number
 _NOT_NOTED = ("out", "as_json")  # arguments that the resuming command gives itself
 
 
@@ -39,9 +39,9 @@ def manifest(
         "dtype": source.dtype,
         "options": dict(options),
         "threads": threads,
-        "versions": {name: source.versions[name] for name in _COMPUTE},
+        "versions": {name: source.versions[name] for name in _COMPUTING},
     }
-    versions = source.versions | {name: importlib.metadata.version(name) for name in _WRITERS}
+    versions = source.versions | {name: importlib.metadata.version(name) for name in _WRITING}
     recorded = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "data": dict(data),

@@ -10,10 +10,10 @@ _LOCAL_ARGUMENTS = {"shard": None, "engine": "local", "workers": None, "address"
 
 
 def merge(folder: str) -> NotedCommand:
-    """Copy what the shards in a folder hold into the folder itself, and return the command that makes the tables.
+    """Copy the results of all portions in a folder into the folder itself; return the command that makes the tables.
 
-    Shards that are missing, not complete, damaged or of different runs are refused. Stopped at any moment, it can be
-    run again.
+    A portion, `--shard i/n` to users, is refused if it is missing, incomplete, damaged or of another run. A merge that
+    was stopped can be run again.
     """
     folders = portion_folders(folder)
     counts = sorted({count for _, count in folders})

@@ -1,4 +1,4 @@
-"""A run over a dataset: texts, computed by an engine, and kept as soon as they are done.
+"""A run over a dataset: an engine computes texts, and their numbers are kept soon after they are done.
 
 The numbers of a text depend on the text alone, and on a GPU also on the few short texts that are computed together with
 it. Which these are follows from the lengths of all texts, so the numbers do not depend on who computes them or when. A
@@ -82,7 +82,7 @@ class TextJob(RunJob, Protocol):
         ...
 
     def merged(self, parts: Sequence[Numbers], /) -> Numbers:
-        """Return the tensors that have no row per text or token, of all parts together: exact, in whatever order."""
+        """Merge the tensors without rows per text or token; the result must be exact, whatever the order of `parts`."""
         ...
 
 
@@ -139,7 +139,7 @@ class Run:
         group_size: int = 1,
         prepare: Callable[[list[int]], None] = lambda lengths: None,
     ) -> Numbers:
-        """Return what a job computes for texts, at most `group_size` at a time, without what the store already holds.
+        """Return what a job computes for texts, at most `group_size` at a time; what the store holds is not computed.
 
         `encoded` are the texts as tokens. Rows are in the order of the texts; a portion of a run has only its own.
         `prepare` is called with the lengths of the texts that are missing, before any is computed.
@@ -182,7 +182,7 @@ class Run:
         what: str,
         prepare: Callable[[], object] = lambda: None,
     ) -> list[Any]:
-        """Return what a job computes for each named part, as JSON can hold it, without what the store already holds.
+        """Return what a job computes for each named part, as JSON can hold it; what the store holds is not computed.
 
         `prepare` is called before anything is computed, if something is.
         """
@@ -372,7 +372,7 @@ def texts_held(about: Mapping[str, object]) -> tuple[int, ...]:
 
 
 def restored_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row that `plain` was given, with NaN for what is undefined."""
+    """Return a row as it was before `plain` made it fit for JSON: undefined numbers are NaN again, not None."""
     return {name: math.nan if value is None else value for name, value in row.items()}
 
 

@@ -50,8 +50,8 @@ PROOF = "proof-{}.json"  # of rows of a text, by its number
 CHECKSUMS = "SHA256SUMS"
 COMPUTED = "computed.json"  # where and with what an input of `reproduce` was computed
 PORTION_FOLDER = re.compile(r"shard-(\d{4,})-of-(\d{4,})")  # of a run that is spread over several folders
-_PARTIAL = re.compile(r"\..+\.[0-9a-f]{32}\.partial")  # what a writer has not finished
-_KEEPS_NOTHING = {"memory", "data"}  # schemes whose files are gone when the process is
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{32}\.partial")  # a file whose writer did not finish
+_VOLATILE_SCHEMES = {"memory", "data"}  # their files end with the process
 
 
 class Store:
@@ -72,8 +72,8 @@ class Store:
         self.recorded = _as_json(recorded or {})
         self._lock = FolderLock(self.files, self.folder)
         self._is_held = False
-        self._is_new = False  # this process made the folder,
-        self._has_manifest = False  # and checked or wrote its manifest
+        self._is_new = False  # whether this process made the folder
+        self._has_manifest = False  # whether this process checked or wrote its manifest
         if self.files.isfile(self.folder):
             raise InputError(f"Cannot write results to {folder}: it is a file. Choose a folder with --out.")
         if self.has(MANIFEST):
@@ -257,7 +257,7 @@ def open_folder(folder: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str
     except (ValueError, ImportError, TypeError) as error:
         raise InputError(f"Cannot write results to {folder}: {error}. Choose another folder with --out.") from None
     protocols = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
-    if protocols & _KEEPS_NOTHING:
+    if protocols & _VOLATILE_SCHEMES:
         raise InputError(
             f"Cannot write results to {folder}: what is written there is gone when the command ends. Choose a folder "
             "on a disk, or an address that keeps files, with --out."
@@ -275,7 +275,7 @@ def read_manifest(files: AbstractFileSystem, folder: str) -> dict[str, Any] | No
 
 
 def _is_bookkeeping(name: str) -> bool:
-    """Whether a file belongs to a run that has no result yet."""
+    """Whether a file is one that a run has before it has any result."""
     return name in (LOCK, NOTE, MANIFEST, COMMAND, ERROR, PLAN) or _PARTIAL.fullmatch(name) is not None
 
 

@@ -27,7 +27,7 @@ _SUM = re.compile(r"([0-9a-f]{64})  ([^/\0]+)")
 
 
 Problems = Iterator[tuple[str, str]]
-"""Yields names of files, each with what is wrong with it."""
+"""Pairs of a file name and what is wrong with that file."""
 
 
 @dataclass
@@ -135,7 +135,7 @@ def _check_checksums(store: Store, report: VerificationReport) -> Problems:
 
 
 def _check_proofs(store: Store, report: VerificationReport) -> Problems:
-    """Check every proof that a run kept."""
+    """Check every proof that the run wrote down."""
     start, end = PROOF.split("{}")
     for name in store.names():
         if name.startswith(start) and name.endswith(end):

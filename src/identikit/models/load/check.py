@@ -25,7 +25,7 @@ from identikit.models.taps.tap import AttentionCall
 from identikit.shapes import Tensor
 from identikit.texts.text import TokenBatch, key_batch, single_text
 
-_ROWS = 64  # of a text with images, about as many rows of attention are compared
+_ROWS = 64  # about how many rows of attention are compared for a text with images, which is long
 # How far apart two ways of computing one thing may be, relative to the largest entry.
 # Most families compute norms, rotary tables or recurrences in float32, also where the model is in float64.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
@@ -192,9 +192,9 @@ def _check_split(model: Model, batch: TokenBatch, run: tuple[Trace, list[Attenti
             moved = _change_position(x, 1)
             captured = (block.call.query, block.call.key, block.call.value)
             promise = f"layer {layer}: `pre` makes the same queries, keys and values again"
-            for again, changed, expected in zip(block.pre(x), block.pre(moved), captured, strict=True):
+            for again, after_move, expected in zip(block.pre(x), block.pre(moved), captured, strict=True):
                 _check_close(model, again, expected, promise)
-                _check_by_position(model, again.transpose(1, 2), changed.transpose(1, 2), f"layer {layer}: `pre`")
+                _check_by_position(model, again.transpose(1, 2), after_move.transpose(1, 2), f"layer {layer}: `pre`")
             heads = block.call.output
             changed = block.post(moved, _change_position(heads, 2))
             _check_by_position(model, block.post(x, heads), changed, f"layer {layer}: `post`")

@@ -1,8 +1,8 @@
-"""The files of a checkpoint, in a folder or on a hub, and whether what transformers read is what they mean.
+"""The files of a checkpoint, in a folder or on a hub, and whether transformers read them as they were meant.
 
 transformers reads whatever file an index names, pickled ones too, drops weights that a model has no place for, makes up
 those that are missing, and casts integers. Here a file is read only if it is inside the checkpoint's own folder, is
-whole, and holds what its name promises, and each of the others is refused, by the name of the first weight.
+whole, and holds what its name promises; anything dropped, made up or miscast is an error that names the first weight.
 """
 
 import json
@@ -35,12 +35,12 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_ADAPTED = ("lora_", "base_layer", "ia3_l")  # how the names of an adapter's weights begin
+_ADAPTER_PREFIXES = ("lora_", "base_layer", "ia3_l")  # how the names of an adapter's weights begin
 _PLAIN = ("F32", "F64", "F16", "BF16")
 # Tables that older versions saved and newer ones make from the configuration.
 _TABLES = ("position_ids", "token_type_ids", "inv_freq", "masked_bias", "relative_position_index", "version")
 _UNUSED = ("pooler", "mtp")  # parts of a stack that nothing read here goes through
-_SECONDS = 5  # that a hub may take for its first answer
+_TIMEOUT = 5  # seconds that a hub may take for its first answer
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Checkpoint:
         if Path(self.source).exists():
             return False
         try:
-            get_hf_file_metadata(hf_hub_url(self.source, "config.json", revision=self.revision), timeout=_SECONDS)
+            get_hf_file_metadata(hf_hub_url(self.source, "config.json", revision=self.revision), timeout=_TIMEOUT)
         except (HfHubHTTPError, ValueError):  # an answer: there is no such file, or there can be none of that name
             return False
         except Exception:  # of the library for HTTP that this version of huggingface_hub uses
@@ -222,7 +222,7 @@ def stored_weights(files: Iterable[Path], source: str) -> dict[str, StoredWeight
             )
         weights |= stored
     for name in sorted(weights):
-        if any(part.startswith(_ADAPTED) for part in name.split(".")):
+        if any(part.startswith(_ADAPTER_PREFIXES) for part in name.split(".")):
             raise ModelError(
                 f"Loading {source}: {name!r} is a weight of an adapter, which transformers would silently drop. Save "
                 "the adapter by itself (peft's save_pretrained), or merge it first: model.merge_and_unload()."
@@ -271,8 +271,8 @@ def check_report(
         )
     integer_buffers = tuple(name for name, buffer in model.named_buffers() if not buffer.is_floating_point())
     for name, entry in sorted(stored.items()):
-        is_meant = not plain or name in unused or _is_table(name, entry) or name.endswith(integer_buffers)
-        if entry.dtype not in _PLAIN and not is_meant:  # it would be cast without its scales
+        is_expected = not plain or name in unused or _is_table(name, entry) or name.endswith(integer_buffers)
+        if entry.dtype not in _PLAIN and not is_expected:  # it would be cast without its scales
             raise ModelError(
                 f"Loading {source}: the weight {name!r} is stored as {entry.dtype}, and its config.json does not say "
                 "how it was quantised, so its value is unknown. Name the checkpoint it was made from."
@@ -293,10 +293,10 @@ def _is_table(name: str, stored: StoredWeight | None) -> bool:
 
 
 def _keys_of_read_part(model: PreTrainedModel, keys: Iterable[str]) -> Iterator[str]:
-    """Yield the weights without a place that belong to what is read: the smallest part with blocks and embeddings.
+    """Yield those unused weights that belong to the part that is read: the smallest with all blocks and embeddings.
 
-    Files of a bare model spell names without the base model's prefix, and so do heads: there, only what begins like a
-    module of the part belongs to it.
+    Weights of a bare model, and those of heads, lack the base model's prefix: of these, only names that begin like a
+    module or parameter of the part count.
     """
     read_modules: list[nn.Module] = []
     family = FAMILIES.get(model.config.model_type)

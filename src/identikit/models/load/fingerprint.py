@@ -5,7 +5,7 @@ functions, hooks, small buffers, adapters), and the tokenizer. What is set on a 
 same in every process and on every device: a function is known by its name, its code and the plain values it closes
 over; what else it may look up when it runs is not.
 
-Each tensor is summed where it lives: its bits, in words of 32, each times an odd 64-bit number of its place in a row,
+Each tensor is summed where it lives: its bits, in words of 32, each times an odd 64-bit number for its index in a row,
 modulo 2^64. So a change of any entry changes the sum of its row, on every device alike, and no tensor is copied.
 """
 
@@ -39,9 +39,9 @@ _IGNORED_ON_MODULES = frozenset(
     ["training", "gradient_checkpointing", "max_seq_len_cached", "original_max_seq_len", "rope_deltas"]
 )
 ON_EVERY_MODULE = (torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks)
-_ASKS_FOR_GRADIENTS = "make_inputs_require_grads"  # the hook's name in transformers
-_SELF_SET = ("dynamic", "longrope")  # kinds of rotary embedding that make their table anew for a long text
-_MOVES = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa")
+_GRADIENT_HOOK = "make_inputs_require_grads"  # the hook's name in transformers
+_REBUILT_TABLES = ("dynamic", "longrope")  # kinds of rotary embedding that make their table anew for a long text
+_MOVING_METHODS = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa")
 _SMALL = 4096  # entries of an unsaved buffer; larger tables are made from the configuration
 
 
@@ -56,18 +56,16 @@ def identity_of(model: PreTrainedModel, reader: object) -> Identity:
     """Return the fingerprints of a model and of its tokenizer or processor, as they are now."""
     reader_digest = hashlib.sha256(_reader_content(reader).encode()).hexdigest()
     settings = json.dumps(_relevant_settings(model.config.to_dict()), sort_keys=True, default=str)
-    kinds = []
+    modules = []
     unsaved = set()
     for path, module in model.named_modules():
-        kinds.append(
-            f"{path} {type(module).__qualname__} {module_settings(module)}"
-        )  # `changes` has the unsaved buffers
+        modules.append(f"{path} {type(module).__qualname__} {module_settings(module)}")  # with its unsaved buffers
         unsaved |= {f"{path}.{name}".lstrip(".") for name in module._non_persistent_buffers_set}
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name not in unsaved]
     tensors = sorted([*all_weights(model), *buffers], key=lambda item: item[0])
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
     states = [describe_adapters(model), *filter(None, [describe_packing(model)])]
-    digest = hashlib.sha256("\n".join([reader_digest, settings, *states, *kinds, *shapes]).encode())
+    digest = hashlib.sha256("\n".join([reader_digest, settings, *states, *modules, *shapes]).encode())
     device = device_of(model)
     rows = 1 if device.type == "cpu" else _ROWS
     buffer = torch.empty(rows, _ROW, dtype=torch.long, device=device)
@@ -76,7 +74,7 @@ def identity_of(model: PreTrainedModel, reader: object) -> Identity:
     return Identity(digest.hexdigest(), reader_digest)
 
 
-def _row_sums(tensor: Tensor, products: Int[Tensor, "rows place"]) -> Int[Tensor, "row"]:
+def _row_sums(tensor: Tensor, products: Int[Tensor, "rows word"]) -> Int[Tensor, "row"]:
     """Return a 64-bit sum for every row of a tensor's bits; `products` is a buffer to multiply in."""
     flat = tensor.detach().contiguous().flatten().view(torch.uint8)
     flat = flat if flat.storage_offset() % 4 == 0 else flat.clone()
@@ -93,7 +91,7 @@ def _row_sums(tensor: Tensor, products: Int[Tensor, "rows place"]) -> Int[Tensor
 
 
 @cache
-def _factors(device: torch.device) -> Int[Tensor, "place"]:
+def _factors(device: torch.device) -> Int[Tensor, "word"]:
     """Return an odd 64-bit number for every index in a row (as splitmix64 mixes them), the same on every device."""
     mixed = torch.arange(1, _ROW + 1, device=device) * -7046029254386353131
     mixed = (mixed ^ (mixed >> 30)) * -4658895280553007687
@@ -150,7 +148,7 @@ def _function_settings(module: nn.Module) -> Iterator[str]:
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or isinstance(value, nn.Module | type | Tensor) or not callable(value):
             continue
-        if name in _MOVES and "_hf_hook" in vars(module):
+        if name in _MOVING_METHODS and "_hf_hook" in vars(module):
             continue  # accelerate's, which only warn
         if name == "forward":
             value = getattr(value, "_torchdynamo_orig_callable", value)
@@ -165,7 +163,7 @@ def _function_settings(module: nn.Module) -> Iterator[str]:
 
 def _unsaved_buffers(module: nn.Module) -> Iterator[str]:
     """Yield what small buffers hold that are not saved, coarsely: a GPU makes the last bits of them differently."""
-    if any(kind in str(getattr(module, "rope_type", "")) for kind in _SELF_SET):
+    if any(kind in str(getattr(module, "rope_type", "")) for kind in _REBUILT_TABLES):
         return
     for name in sorted(module._non_persistent_buffers_set):
         buffer = module._buffers.get(name)
@@ -175,13 +173,13 @@ def _unsaved_buffers(module: nn.Module) -> Iterator[str]:
 
 
 def changes_nothing(hook: object) -> bool:
-    """Tell whether a hook changes no number: it asks for gradients, or says which module runs (as FlopCounterMode)."""
+    """Whether a hook changes no number: it asks for gradients, or says which module runs (as FlopCounterMode)."""
     tracks = isinstance(getattr(hook, "__self__", None), ModuleTracker)
-    return tracks or getattr(hook, "__name__", "") == _ASKS_FOR_GRADIENTS
+    return tracks or getattr(hook, "__name__", "") == _GRADIENT_HOOK
 
 
 def captures_hidden_vectors(hook: object) -> bool:
-    """Tell whether a hook is one of transformers' own, with which a model returns the hidden vectors of its parts."""
+    """Whether a hook is one of transformers' own, with which a model returns the hidden vectors of its parts."""
     return getattr(hook, "__qualname__", "").endswith(".output_capturing_hook")
 
 

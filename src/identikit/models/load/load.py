@@ -103,7 +103,7 @@ def load(
     in memory keeps its device and dtype, and is left as it was after every call. A model that peft has wrapped is read
     with its active adapters, and a folder or hub id of an adapter with its base model. `device_map` ("auto", or a dict)
     has accelerate offload what does not fit to the CPU's memory or to disk, as in transformers; a model in memory may
-    be offloaded so, too. Of a model of two towers, `tower` says which one is read: "text" or "vision". Code from a hub
+    be offloaded as well. Of a model of two towers, `tower` says which one is read: "text" or "vision". Code from a hub
     runs only with `trust_remote_code`.
     """
     if sys.flags.optimize > 1:
@@ -172,15 +172,15 @@ def _from_files(model: object, recipe: Recipe) -> Model:
     """Load the packaged model, a folder or a hub id; the model keeps the recipe, its source and revision filled in."""
     source, name = resolve_source(model)
     checkpoint = Checkpoint(source, recipe.revision, recipe.trust_remote_code)
-    with _one_at_a_time, quiet_libraries():
-        stored, origin = _read_model(checkpoint, recipe)
+    with _loading_lock, quiet_libraries():
+        stored, tokenizer_source = _read_model(checkpoint, recipe)
         selected = select_tower(stored, recipe.tower)
         commit = None
         if not Path(source).exists():  # the folder of a commit in the cache has its name
             file = checkpoint.file("config.json") or checkpoint.file("adapter_config.json")
             commit = None if file is None else file.parent.name or None
         with one_line_errors(source):
-            readers = stored_readers(origin, selected, family_of(selected))
+            readers = stored_readers(tokenizer_source, selected, family_of(selected))
             loaded = _proved_model(selected, readers, name, recipe.tower, commit)
     is_packaged = name == DEFAULT_NAME and source != str(model)  # and no folder of that name
     if is_packaged:
@@ -279,15 +279,15 @@ def _read_model(checkpoint: Checkpoint, recipe: Recipe) -> tuple[PreTrainedModel
                 "its base and save that (model.merge_and_unload()), then load the folder."
             )
         model = _read_weights(base or checkpoint, recipe)
-    origin = checkpoint
+    tokenizer_source = checkpoint
     with one_line_errors(checkpoint.source):
         if base is not None:
             model = with_adapter(model, checkpoint)
             if checkpoint.file("tokenizer_config.json") is None:
-                origin = base
+                tokenizer_source = base
         if recipe.device_map is None and not any(map(is_packed, model.modules())):
             model.to(torch.device(recipe.device))  # pyright: ignore[reportArgumentType]
-        return model, origin
+        return model, tokenizer_source
 
 
 def _read_weights(checkpoint: Checkpoint, recipe: Recipe) -> PreTrainedModel:
@@ -377,7 +377,7 @@ def one_line_errors(source: str) -> Iterator[None]:
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
+def _silence_libraries() -> Iterator[None]:
     verbosity = hf_logging.get_verbosity()
     hub_verbosity = hub_logging.get_verbosity()
     bars = hf_logging.is_progress_bar_enabled()
@@ -393,6 +393,6 @@ def _silenced() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
-_one_at_a_time = threading.RLock()  # transformers sets torch's default dtype and initialisers while it loads
-quiet_libraries = SharedSetting(_silenced)
+_loading_lock = threading.RLock()  # transformers sets torch's default dtype and initialisers while it loads
+quiet_libraries = SharedSetting(_silence_libraries)
 """Keep progress bars, load reports and retries off the terminal; our own errors say what is wrong."""

@@ -80,7 +80,7 @@ def select_tower(model: PreTrainedModel, tower: str | None) -> PreTrainedModel:
 
 
 def stored_readers(checkpoint: Checkpoint, model: PreTrainedModel, family: Family) -> Readers:
-    """Return the tokenizers and processors that a checkpoint brings for a model."""
+    """Return the tokenizers and processors that a checkpoint has for a model."""
     reader = _stored_reader(checkpoint, _reader_kind(family))
     target_tokenizer = None
     if _needs_target_tokenizer(model, family) and checkpoint.file("tokenizer_config.json") is not None:
@@ -88,7 +88,7 @@ def stored_readers(checkpoint: Checkpoint, model: PreTrainedModel, family: Famil
     if family.images is None:
         return Readers(reader, target_tokenizer, None)
     images = ImageTextEncoder(family.images, model.config, reader)
-    file = checkpoint.file("chat_template.json")  # where processors had it before there were chat_template.jinja
+    file = checkpoint.file("chat_template.json")  # where processors kept it before chat_template.jinja
     if file is not None:
         images = replace(images, chat_template=read_object(file, checkpoint.source).get("chat_template"))
     try:
@@ -101,7 +101,7 @@ def stored_readers(checkpoint: Checkpoint, model: PreTrainedModel, family: Famil
 
 
 def given_readers(model: PreTrainedModel, family: Family, given: object) -> Readers:
-    """Return what makes the inputs of a model in memory, out of a tokenizer, or of a processor of several."""
+    """Return the readers of a model in memory, from a tokenizer or from a processor that holds several."""
     reader = _fitting_reader(model, _reader_kind(family), given)
     processor = given if isinstance(given, ProcessorMixin) else None
     target_tokenizer = getattr(processor, "tokenizer", None) if _needs_target_tokenizer(model, family) else None
@@ -144,9 +144,9 @@ def _stored_reader(checkpoint: Checkpoint, kind: ReaderKind) -> Any:
 
 
 def _fitting_reader(model: PreTrainedModel, kind: ReaderKind, reader: object) -> Any:
-    """Return the tokenizer, image processor or feature extractor of a model in memory, out of a processor of several.
+    """Return a reader of the kind that a model in memory needs, taken out of a processor if that is what was passed.
 
-    One of another kind is refused; a class of the user's own is taken if it has the attributes that are used.
+    A reader of another kind is refused; a class of the user's own passes if it has the attributes that are used.
     """
     attribute = kind.name.replace(" ", "_")
     if isinstance(reader, ProcessorMixin):

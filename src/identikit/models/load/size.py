@@ -57,7 +57,7 @@ class Sizes:
 
     @property
     def d_input(self) -> int:
-        """The width of the embedding sum, taken to be the model's."""
+        """The width of the embedding sum, assumed to be the model's."""
         return self.d_model
 
     @property
@@ -67,7 +67,7 @@ class Sizes:
 
     @property
     def weights(self) -> int:
-        """The bytes of its weights in memory, in the dtype it is to be loaded in."""
+        """The bytes of its weights in memory, in the dtype that it will be loaded in."""
         return self.parameters * self.dtype.itemsize
 
 
@@ -79,19 +79,19 @@ def sizes_of(model: object, *, dtype: torch.dtype, device: torch.device, revisio
         raise ModelError(f"Planning {name}: only safetensors say what they hold before they are read. Load it instead.")
     with quiet_libraries(), one_line_errors(source):
         config = read_config(checkpoint)
-        stored = _headers(checkpoint, config)
+        stored = _read_headers(checkpoint, config)
         check_depth(config, stored, source)
-        made = class_for(config)
+        model_class = class_for(config)
         with torch.device("meta"):
-            whole = made.from_config(config) if made is AutoModel else made(config)
-        _check_sizes(whole, stored, source)
-        family = families.family_of(whole)
-        stack = families.stack_of(family, whole)
+            full_model = model_class.from_config(config) if model_class is AutoModel else model_class(config)
+        _check_sizes(full_model, stored, source)
+        family = families.family_of(full_model)
+        stack = families.stack_of(family, full_model)
         blocks = tuple(families.find_all(stack.base_model, family.blocks))
         attending = next(block for block in blocks if families.other_mixer(family, block) is None)
-        taken, d_model = families.output_size(family, attending)
-    own: Any = stack.config if hasattr(stack.config, "num_attention_heads") else stack.config.get_text_config()
-    heads = own.num_attention_heads
+        head_outputs, d_model = families.output_size(family, attending)
+    stack_config: Any = stack.config if hasattr(stack.config, "num_attention_heads") else stack.config.get_text_config()
+    heads = stack_config.num_attention_heads
     by_format: Counter[str] = Counter()
     for weight in stored.values():
         by_format[weight.dtype] += prod(weight.shape) * _BITS.get(weight.dtype, 16) // 8
@@ -102,13 +102,13 @@ def sizes_of(model: object, *, dtype: torch.dtype, device: torch.device, revisio
         dtype=dtype,
         blocks=blocks,
         n_heads=heads,
-        n_key_value_heads=getattr(own, "num_key_value_heads", None) or heads,
+        n_key_value_heads=getattr(stack_config, "num_key_value_heads", None) or heads,
         d_model=d_model,
-        d_value=taken // heads,
-        vocabulary=getattr(own, "vocab_size", 0),
+        d_value=head_outputs // heads,
+        vocabulary=getattr(stack_config, "vocab_size", 0),
         stored=dict(by_format),
-        parameters=sum(parameter.numel() for parameter in whole.parameters()),
-        limit=family.limit(whole.config),
+        parameters=sum(parameter.numel() for parameter in full_model.parameters()),
+        limit=family.limit(full_model.config),
     )
 
 
@@ -122,13 +122,13 @@ def _check_sizes(model: nn.Module, stored: Mapping[str, StoredWeight], source: s
             )
 
 
-def _headers(checkpoint: Checkpoint, config: Any) -> dict[str, StoredWeight]:
-    """Return what the weight files say they hold; of a hub, only the beginning of each file is asked for."""
+def _read_headers(checkpoint: Checkpoint, config: Any) -> dict[str, StoredWeight]:
+    """Return what the weight files say they hold; from a hub, only the beginning of each file is fetched."""
     if Path(checkpoint.source).is_dir():
         return stored_weights(weight_files(checkpoint, config), checkpoint.source)
-    found = get_safetensors_metadata(checkpoint.source, revision=checkpoint.revision)
+    metadata = get_safetensors_metadata(checkpoint.source, revision=checkpoint.revision)
     return {
         name: StoredWeight(Path(file), entry.dtype, tuple(entry.shape))
-        for file, content in found.files_metadata.items()
+        for file, content in metadata.files_metadata.items()
         for name, entry in content.tensors.items()
     }

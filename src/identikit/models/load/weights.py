@@ -18,8 +18,8 @@ from identikit.errors import ModelError, reason_of
 from identikit.shapes import Bool, Tensor
 
 PLAIN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_BARE = ("torch.nn.", "transformers.pytorch_utils")  # whose modules read plain weights only
-_DEQUANTISED = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}  # by transformers, without a kernel
+_PLAIN_MODULES = ("torch.nn.", "transformers.pytorch_utils")  # their modules read only plain weights
+_DEQUANTISING_CONFIGS = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}  # needs no kernel there
 
 
 # Packed weights
@@ -27,19 +27,19 @@ _DEQUANTISED = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}  # by tra
 
 def dequantise_options(config: PreTrainedConfig) -> dict[str, Any]:
     """Return the arguments with which transformers reads a checkpoint's weights as plain numbers, where it can."""
-    method = _settings(config).get("quant_method")
-    if method not in _DEQUANTISED:
+    method = _packing_settings(config).get("quant_method")
+    if method not in _DEQUANTISING_CONFIGS:
         return {}
-    return {"quantization_config": getattr(transformers, _DEQUANTISED[method])(dequantize=True)}
+    return {"quantization_config": getattr(transformers, _DEQUANTISING_CONFIGS[method])(dequantize=True)}
 
 
 def packing_method(config: PreTrainedConfig) -> str:
     """Return what a configuration says its weights are packed by, such as 'bitsandbytes'; '' if they are not."""
-    return _settings(config).get("quant_method", "")
+    return _packing_settings(config).get("quant_method", "")
 
 
-def _settings(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return what a configuration says of packed weights, the method by its name; {} if nothing."""
+def _packing_settings(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return what a configuration says about packed weights, with `quant_method` as a plain name; {} if nothing."""
     text = config.get_text_config()
     stated = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
     if stated is None:
@@ -50,7 +50,7 @@ def _settings(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def is_packed(module: nn.Module) -> bool:
-    """Tell whether a module's own weights are codes and scales, which only it can read."""
+    """Whether a module's own weights are codes and scales, which only it can read."""
     if any(weight is not None and not _is_plain(weight) for weight in module._parameters.values()):
         return True
     buffers = (buffer for buffer in module._buffers.values() if buffer is not None)
@@ -88,7 +88,7 @@ def describe_packing(model: PreTrainedModel) -> str:
     kinds = sorted({type(module).__name__ for module in model.modules() if is_packed(module)})
     if not kinds:
         return ""
-    settings = _settings(model.config)
+    settings = _packing_settings(model.config)
     if not settings:
         return f"packed weights ({', '.join(kinds)})"
     bits = settings.get("bits") or next((n for n in (4, 8) if settings.get(f"load_in_{n}bit")), None)
@@ -103,7 +103,7 @@ def describe_packing(model: PreTrainedModel) -> str:
 
 
 def check_weights(model: PreTrainedModel, model_name: str, method: str = "") -> None:
-    """Refuse a model whose weights are not there, are codes without a layer that reads them, or not packed as said."""
+    """Refuse a model whose weights are missing, codes that no layer can read, or not packed as its config.json says."""
     if method and not any(map(is_packed, model.modules())):
         raise ModelError(
             f"Loading {model_name}: its config.json says that its weights are packed ({method}), and transformers "
@@ -121,7 +121,7 @@ def check_weights(model: PreTrainedModel, model_name: str, method: str = "") -> 
                     "offload it without preload_module_classes and adapters."
                 )
             is_codes = not _is_plain(weight) and type(weight.data) is Tensor
-            if is_codes and type(module).__module__.startswith(_BARE):
+            if is_codes and type(module).__module__.startswith(_PLAIN_MODULES):
                 kind = str(weight.dtype).removeprefix("torch.")
                 raise ModelError(
                     f"Loading {model_name}: the weight {key!r} is quantised ({kind}), and {type(module).__name__} has "
@@ -212,7 +212,7 @@ def keep_offloaded(model: nn.Module) -> Iterator[None]:
 
 
 def _is_loaded(module: nn.Module) -> bool:
-    """Tell whether a weight of the module itself is in memory."""
+    """Whether a weight of the module itself is in memory."""
     return any(not weight.is_meta for weight in module.parameters(recurse=False))
 
 
@@ -284,5 +284,5 @@ def describe_adapters(model: nn.Module) -> str:
 
 
 def has_adapter(layer: object) -> bool:
-    """Tell whether a layer is under an adapter."""
+    """Whether a layer is under an adapter."""
     return isinstance(layer, nn.Module) and hasattr(layer, "base_layer")

@@ -80,7 +80,7 @@ def _mpnet(
     return module.o(_merged(_attend(module, (query, key, value), attention_mask, bias=bias))), None
 
 
-def after_two(config: PreTrainedConfig) -> int:
+def mpnet_limit(config: PreTrainedConfig) -> int:
     """Return how many tokens MPNet has positions for: they count up from 2, whatever its padding token."""
     return config.max_position_embeddings - 2
 
@@ -106,7 +106,7 @@ def _split_heads(
     return query.transpose(1, 2), vectors[..., -2, :].transpose(1, 2), vectors[..., -1, :].transpose(1, 2)
 
 
-def _by_key(alibi: Float[Tensor, "*rows 1 n"], heads: int, factor: float = 1.0) -> Float[Tensor, "batch head query n"]:
+def _as_bias(alibi: Float[Tensor, "*rows 1 n"], heads: int, factor: float = 1.0) -> Float[Tensor, "batch head query n"]:
     """Return ALiBi as the bias of a call: slope times the key's position, the same for every query."""
     n = alibi.shape[-1]
     return (alibi.reshape(-1, heads, 1, n) * factor).expand(-1, -1, n, -1)
@@ -116,19 +116,19 @@ def _bloom(
     module: HubModule, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Tensor, **_: object
 ) -> tuple[Tensor, None]:
     query_key_value = _split_heads(module.query_key_value(hidden_states), module.num_heads, module.head_dim)
-    alibi = alibi[..., : hidden_states.shape[1]]  # a block that is tried on fewer tokens is given that of all
-    output = _attend(module, query_key_value, attention_mask, bias=_by_key(alibi, module.num_heads))
+    alibi = alibi[..., : hidden_states.shape[1]]  # a block run on fewer tokens is still given the ALiBi of all
+    output = _attend(module, query_key_value, attention_mask, bias=_as_bias(alibi, module.num_heads))
     return residual + module.dense(_merged(output)), None
 
 
-def _gelu(module: nn.Module, hidden: Tensor) -> Tensor:
+def _bloom_gelu(module: nn.Module, hidden: Tensor) -> Tensor:
     return F.gelu(hidden, approximate="tanh")  # its own has a derivative by hand, which forward mode cannot use
 
 
 @contextmanager
 def bloom(model: PreTrainedModel) -> Iterator[None]:
     """Put the tap in the place of every block's attention, and take it out again."""
-    activation = _tapped(model, blocks="h", attention="mlp.gelu_impl", function=_gelu, masks=False)
+    activation = _tapped(model, blocks="h", attention="mlp.gelu_impl", function=_bloom_gelu, masks=False)
     with _tapped(model, blocks="h", attention="self_attention", function=_bloom), activation:
         yield
 
@@ -168,7 +168,7 @@ def _falcon(
         key = _rotated(key, cos, sin)
     else:  # the model has added ALiBi to the mask; what it cannot see has the least number there is
         attention_mask = attention_mask[:, :1] > torch.finfo(attention_mask.dtype).min
-        bias = _by_key(alibi[..., : hidden_states.shape[1]], module.num_heads, module.head_dim**-0.5)
+        bias = _as_bias(alibi[..., : hidden_states.shape[1]], module.num_heads, module.head_dim**-0.5)
     return module.dense(_merged(_attend(module, (query, key, value), attention_mask, bias=bias))), None
 
 
@@ -232,7 +232,7 @@ def _deberta(
 
 
 def _by_offset(
-    vectors: Float[Tensor, "batch head n d_k"], table: Float[Tensor, "head place d_k"], offsets: Int[Tensor, "n m"]
+    vectors: Float[Tensor, "batch head n d_k"], table: Float[Tensor, "head offset d_k"], offsets: Int[Tensor, "n m"]
 ) -> Float[Tensor, "batch head n m"]:
     """Return each vector's product with the entry of the table at the offset of every pair."""
     products = vectors @ table.mT
@@ -240,7 +240,7 @@ def _by_offset(
 
 
 def _deberta_bias_keys(
-    position_keys: Float[Tensor, "all_heads place d_k"],
+    position_keys: Float[Tensor, "all_heads offset d_k"],
     offsets: Int[Tensor, "query key"],
     row: int,
     heads: Tensor,
@@ -345,14 +345,14 @@ def xlnet_refusal(config: PreTrainedConfig) -> str | None:
 
 
 @contextmanager
-def inside(model: PreTrainedModel) -> Iterator[None]:
+def text_model_only(model: PreTrainedModel) -> Iterator[None]:
     """Switch the tap in for the text model inside a model; what reads its images keeps its own attention.
 
     The whole model makes masks by the text model's configuration, which is the same object.
     """
     text = model.config.get_text_config()
     models = (module for module in model.modules() if isinstance(module, PreTrainedModel))
-    with switch.use_attention(next((part for part in models if part.config is text), model)):
+    with switch.use_attention(next((module for module in models if module.config is text), model)):
         yield
 
 
@@ -381,13 +381,13 @@ def _keep_gate(attention: HubModule, query: nn.Module, args: object, output: Flo
 # mask is empty and the sum is the bias alone: here it becomes the call's bias.
 
 
-def _attention(
+def _beit(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, **terms: Any
 ) -> tuple[Tensor, None]:
     return tap.attention(module, query, key, value, None, position_bias=bias, **terms)
 
 
-AttentionInterface.register(_BIASED, _attention)
+AttentionInterface.register(_BIASED, _beit)
 AttentionMaskInterface.register(_BIASED, lambda *sizes, **others: None)  # every patch sees every patch
 
 # What switches the tap in for each of the others, and takes it out again

@@ -1,4 +1,4 @@
-"""Put the tap in the place of a model's attention, and everything back as it was."""
+"""Put the tap in the place of a model's attention for a while, and restore everything afterwards."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

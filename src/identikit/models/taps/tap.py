@@ -58,10 +58,10 @@ class CallCounter:
 
 @dataclass(frozen=True)
 class RowMask:
-    """A mask too long to hold: the `rule` that made it, evaluated only for the rows asked for.
+    """A mask too long to hold: the `rule` that made it, evaluated only for the selected rows.
 
-    It is for `batch` texts of `length` tokens, on `device`, or for `queries` that look at so many; `plain_causal` says
-    that each token sees all before it.
+    It covers `batch` texts of `length` keys, on `device`, and `queries` (None: as many as keys); `plain_causal` says
+    that each token sees itself and all before it.
     """
 
     rule: MaskRule
@@ -92,9 +92,9 @@ class AttentionCall:
 
     - `query`, `key`, `value`: Q, K, V; rotary applied, keys and values one per key-value head
     - `scaling`: s; `softcap`: c of $c\tanh(\cdot/c)$ on the scaled scores; `bias`: B, added after it
-    - `mask`: which keys a query sees, True = sees it; None: all keys
+    - `mask`: which keys a query sees (True); None: all keys
     - `bias_keys`: where B depends on the query, $B_{ij} = s\,q_i \cdot r_{ij}$ + a constant (XLNet): r of a text of the
-      batch, for the heads and queries asked for; None: it does not
+      batch, for selected heads and queries; None: it does not
     - `gate`: what multiplies O before the output projection (Qwen3-Next), so that H is diag(gate)·H; None: nothing
     - `layer`: the index of the block, also where other blocks have no softmax attention
     - `sink`: a learned score per head that competes with the keys, as an extra key of value 0 would (gpt-oss), so that
@@ -312,17 +312,17 @@ def checked_mask(module: nn.Module, mask: Tensor | None, query: Tensor) -> Tenso
     """Return the mask as bool or as its rule, and refuse one that did not come from our mask function."""
     if mask is None:
         if getattr(module, "is_causal", False) and query.shape[2] > 1:
-            raise _unknown_view(module, "it is causal but came without a mask")
+            raise _unknown_mask(module, "it is causal but came without a mask")
         return None
     rule = getattr(mask, "identikit_rule", None)
     if rule is not None:
         return rule
     if mask.dtype != torch.bool or mask.is_meta:
-        raise _unknown_view(module, f"the model rewrote its mask ({mask.dtype})")
+        raise _unknown_mask(module, f"the model rewrote its mask ({mask.dtype})")
     return mask
 
 
-def _unknown_view(module: nn.Module, why: str) -> ModelError:
+def _unknown_mask(module: nn.Module, why: str) -> ModelError:
     return ModelError(
         f"Reading the attention of {type(module).__name__}: {why}, so what it sees is unknown. Its architecture needs "
         "a tap of its own (CONTRIBUTING.md)."
@@ -340,9 +340,8 @@ def _mask(
     **others: Any,
 ) -> Tensor | None:
     """Return the mask as bool, or for a long text an empty stand-in that carries its rule."""
-    if (
-        kv_length <= LONGEST_MASK or _counter.get().gather_device is not None
-    ):  # a stand-in cannot go from device to device
+    has_stand_in = kv_length > LONGEST_MASK and _counter.get().gather_device is None  # it cannot change its device
+    if not has_stand_in:
         others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         return sdpa_mask(
             batch_size, q_length, kv_length, mask_function=mask_function, attention_mask=attention_mask,
@@ -353,10 +352,11 @@ def _mask(
     rule = mask_function
     if attention_mask is not None and not bool(attention_mask.all()):
         rule = and_masks(mask_function, padding_mask_function(attention_mask))
-    plain = rule is causal_mask_function
-    handle = torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device="meta")
-    handle.identikit_rule = RowMask(rule, batch_size, kv_length, torch.device(device), plain, q_length)  # pyright: ignore
-    return handle
+    plain_causal = rule is causal_mask_function
+    stand_in = torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device="meta")
+    rows = RowMask(rule, batch_size, kv_length, torch.device(device), plain_causal, q_length)
+    stand_in.identikit_rule = rows  # pyright: ignore
+    return stand_in
 
 
 AttentionInterface.register(NAME, attention)
