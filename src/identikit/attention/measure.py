@@ -156,7 +156,8 @@ class MeasuredText:
     def measure(self, kind: MeasureKind, layers: Sequence[int]) -> AttentionMeasure:
         """Measure the text in one way, and return these of the layers that were captured."""
         if kind.joint is not None:
-            values, compare, claims = *self._joint(kind), None
+            values, compare = self._joint(kind)
+            claims = None
         elif kind.through:
             values, compare, claims = self._through(kind)
         else:

@@ -80,7 +80,8 @@ def _falls_with_length(texts: Table, column: str, limit: int) -> Finding:
         chance = f"p = {pvalue:.1g}" if pvalue > 0 else "p < 1e-300"
         measured = f"rank correlation {rank:.2f}, {chance}, {len(long)} texts"
     else:
-        rank, pvalue = 0.0, 1.0
+        rank = 0.0
+        pvalue = 1.0
         measured = f"{long[column].iloc[0]:.2f} at every length"
     if pvalue >= LIKELY and len(long) < POWERFUL:
         why = f"{len(long)} texts above {limit} tokens show no clear trend, and it takes {POWERFUL} to rule one out"
