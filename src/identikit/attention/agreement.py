@@ -91,7 +91,7 @@ def agreement(
 
 
 class Ranking(NamedTuple):
-    """What a measure gives to each output token from each input token, and between which ends."""
+    """A measure of one text, by output and input token, with its ends over all alternatives."""
 
     raw: Float[Tensor, "output input"]
     lower: Float[Tensor, "output input"]

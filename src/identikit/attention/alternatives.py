@@ -77,9 +77,9 @@ def alternative_of(
     rows = layer.rows([(head, query)])
     n = len(attention.keys)
     if direction is None:
-        other = _at_end(rows, attention.axis("key"), toward, end)
+        other = _alternative_at_end(rows, attention.axis("key"), toward, end)
     else:
-        other = _along(layer, rows, head, direction)
+        other = _alternative_along(layer, rows, head, direction)
     change = other - rows.attention[0]
     step = float(change[:n].norm())
     miss = float(layer.missed_by(change[None], [(head, query)])[0])
@@ -98,10 +98,10 @@ def alternative_of(
     )
 
 
-def _at_end(rows: Rows, axis: Axis, toward: Index, end: str) -> Float[Tensor, "key"]:
+def _alternative_at_end(rows: Rows, axis: Axis, toward: Index, end: str) -> Float[Tensor, "key"]:
     """Return the attention that takes the weight of some keys, or of the key that can move most, to an end."""
     if toward is None:
-        keys = [int(_room(rows)[: len(axis)].argmax())]
+        keys = [int(_largest_moves(rows)[: len(axis)].argmax())]
     else:
         keys = [key for key in axis.sel(toward).values if bool(rows.visible[0, key])]
     if not keys:
@@ -116,7 +116,7 @@ def _at_end(rows: Rows, axis: Axis, toward: Index, end: str) -> Float[Tensor, "k
     distance = (ends - rows.attention)[:, keys].sum(-1).abs()
     if float(distance.max()) >= SAME:
         return ends[int(distance.argmax())]
-    if toward is not None and float(_room(rows).max()) >= SAME:
+    if toward is not None and float(_largest_moves(rows).max()) >= SAME:
         raise InputError(
             f"toward={shortened(toward)}: the output fixes this weight at {float(rows.attention[0, keys].sum()):.3g},"
             " though others can move. Choose another key, or leave toward= out."
@@ -127,14 +127,14 @@ def _at_end(rows: Rows, axis: Axis, toward: Index, end: str) -> Float[Tensor, "k
     )
 
 
-def _room(rows: Rows) -> Float[Tensor, "key"]:
-    """Return how far each weight of a row can move, to either side."""
+def _largest_moves(rows: Rows) -> Float[Tensor, "key"]:
+    """Return how far each weight of a row can move, up or down, whichever is more."""
     bounds = exact_bounds(rows, Question(torch.ones(rows.attention.shape[1], dtype=torch.bool)))
     return torch.maximum(bounds.upper - rows.attention, rows.attention - bounds.lower)[0]
 
 
-def _along(layer: Layer, rows: Rows, head: int, direction: Tensor) -> Float[Tensor, "key"]:
-    """Return the attention farthest along a direction."""
+def _alternative_along(layer: Layer, rows: Rows, head: int, direction: Tensor) -> Float[Tensor, "key"]:
+    """Return the attention reached by going along a direction until a weight is zero."""
     n = len(layer.tokens)
     fits = isinstance(direction, Tensor) and direction.shape == (n,) and direction.dtype != torch.bool
     if not fits or direction.is_complex() or not direction.isfinite().all():

@@ -59,7 +59,8 @@ class Captured:
     def change(self, indices: Mapping[str, Sequence[int]], weights: Tensor | None = None) -> Change:
         """Run the model with other attention at these indices; return how much its output changed.
 
-        It is effective attention, in whole rows, or these `weights` (layer, head, query, key) in place of the raw ones.
+        The raw weights are replaced by `weights` (layer, head, query, key), or without these, whole rows by effective
+        attention.
         """
         at = self._at(indices)
         changed_layers = {self.layers[index].call.layer: order for order, index in enumerate(indices["layer"])}
@@ -84,7 +85,7 @@ class Captured:
         return torch.cat([self.layers[layer].effective_rows(rows) for layer, rows in _by_layer(row_indices)])
 
     def largest_miss(self, row_indices: Sequence[RowIndex], rows: Rows) -> float:
-        """Return how far attention in a row's set can miss its output at most; see `Layer.largest_miss`."""
+        """Return the largest share of a row's output that its basis does not hold; see `Layer.largest_miss`."""
         largest = 0.0
         start = 0
         for layer, head_rows in _by_layer(row_indices):
@@ -109,6 +110,6 @@ def capture(
 
 
 def _by_layer(row_indices: Sequence[RowIndex]) -> Iterator[tuple[int, list[HeadRow]]]:
-    """Yield the heads and queries of each layer; those of a layer stand together."""
+    """Yield each layer with the heads and queries of its rows, which stand together."""
     for layer, rows in groupby(row_indices, key=itemgetter(0)):
         yield layer, [(head, query) for _, head, query in rows]

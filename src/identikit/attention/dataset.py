@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _Column(NamedTuple):
-    """A column of a table, of numbers of texts or of their layers or heads, and how these are read and kept."""
+    """A column of a table: its numbers by text, layer or head, how they are computed, and how they are stored."""
 
     table: str
     name: str
@@ -87,7 +87,7 @@ class AttentionOptions(EffectiveOptions):
 
     - `intervals`: how many rows per text are bounded, drawn with `seed` over all layers, heads and queries; 0 is none
       and "all" is all
-    - `proofs`: of how many rows per text a proof of every edge is kept, drawn alike
+    - `proofs`: for how many rows per text, drawn in the same way, a proof of every edge is written
     """
 
     truncate: bool = False
@@ -112,7 +112,7 @@ class AttentionJob:
 
     @property
     def what(self) -> str:
-        """What is counted, for showing progress."""
+        """What the progress display counts."""
         return f"{'attention intervals' if self.only_intervals else 'effective attention'}, tokens"
 
     @property
@@ -126,7 +126,7 @@ class AttentionJob:
         return stored
 
     def cost(self, length: int) -> float:
-        """Return a sum of products that grow with the length and with its square."""
+        """Return a number in proportion to the time: a part grows with the length and a part with its square."""
         return length * (length + 256.0)
 
     def compute(self, model: Model, task: list[AnyText], progress: Progress) -> dict[str, Tensor]:

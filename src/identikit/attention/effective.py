@@ -50,8 +50,8 @@ def effective_attention(
     - `target`: what the decoder reads, as a text, or as the token ids that it reads, its start token included; for a
       list of texts, a list. Or `generate`: let the model itself continue, greedily, by at most so many tokens
     - `layers`, `heads`: only these, counted from 0
-    - `bias`: keep the values' bias, so that the real model's output is kept; without it, T = E·W^V·H is the paper's
-      letter
+    - `bias`: keep the values' bias, so that the real model's output is kept; without it, T = E·W^V·H as the paper
+      writes it
     - `mass`: keep the sum of every row (null space LN([T, 1]))
     - `tolerance`: also take singular values below this share of the largest as null
     - `truncate`: cut texts that are too long for the model, or than `max_tokens`, instead of refusing them
@@ -105,7 +105,7 @@ def checked_attention(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> EffectiveAttention:
-    """Return the attention of a text as `capture` takes it, and warn where effective attention is not to be trusted."""
+    """Return the attention of a text as `capture` takes it, and warn where not to trust effective attention."""
     captured = capture(text_run, options, layers=layers, heads=heads)
     warn_of(captured.layers, tolerance=options.tolerance, stacklevel=3)
     return attention_of(captured)
@@ -123,7 +123,7 @@ def attend_while(
         layer = Layer.of(text_run, number, range(text_run.model.n_heads), options)
         computed.append(layer)
         warn_of([layer], tolerance=options.tolerance, stacklevel=3)
-        _ = layer.received
+        _ = layer.received  # solves the layer and reads its maps now, so that `keep_going` sees how long that takes
         if not keep_going(len(computed)):
             break
     computed.sort(key=lambda layer: layer.call.layer)
@@ -131,7 +131,10 @@ def attend_while(
 
 
 def selected_capture(attention: EffectiveAttention, caller: str, other_arguments: Mapping[str, Any]) -> Captured:
-    """Return what was captured of the selected layers and heads; `caller` is named where more than these is given."""
+    """Return the capture of the selected layers and heads; errors name the `caller`.
+
+    Other arguments must be None, because the attention already decides them.
+    """
     captured = attention.captured(caller)
     for name, value in other_arguments.items():
         if value is not None:

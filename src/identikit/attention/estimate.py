@@ -1,6 +1,6 @@
-"""What bounded rows tell about all rows of a layer or a head: an estimate with its error, and what is certain.
+"""What bounded rows say about all rows of a layer or a head: an estimate with its error, and certain limits.
 
-A row that is not free is known. Of free rows some were bounded, drawn at random; each of the others may have any value
+A row that is not free has a known value. Of the free rows, a random sample was bounded; each other may have any value
 from 0 to 1.
 """
 
@@ -17,8 +17,8 @@ from identikit.results.files import tensor_file
 from identikit.results.words import ShareEstimate, counted, estimate
 from identikit.shapes import Bool, Float, Int, Tensor
 
-_PRIOR_ROWS = 2.0  # of value 0, and as many of value 1, that the variance counts beside those that were drawn
-_SMALL_SAMPLE = 8.0  # how fast the variance grows where few rows are known, or few are not
+_PRIOR_ROWS = 2.0  # made-up rows of value 0, and as many of value 1, that are added for the variance
+_SMALL_SAMPLE = 8.0  # how much the variance is raised where few rows were bounded, or few were not
 
 
 class BoundedRows(NamedTuple):

@@ -111,7 +111,7 @@ def attention_from(
     """
     value = _tensor("values", values, "head, key, d_v")
     layers, kv_heads, n_keys, d_value = value.shape
-    query, key, given_weights, scale = _scores(value, weights, queries, keys, scaling)
+    query, key, given_weights, scale = _attention_inputs(value, weights, queries, keys, scaling)
     heads, n_queries = query.shape[1:3]
     decoder_attention = None if source is None and n_queries == n_keys else "cross"
     if heads % kv_heads:
@@ -129,10 +129,12 @@ def attention_from(
         raise InputError(f"attention_from: name={shortened(name)} cannot be used: expected what the model is called.")
     calls = {}
     for layer in range(layers):
-        only = slice(layer, layer + 1)
-        layer_mask = None if visible is None else visible[only, None]
-        layer_weights = None if given_weights is None else given_weights[only]
-        calls[layer] = AttentionCall(layer, query[only], key[only], value[only], scale, layer_mask, given=layer_weights)
+        one_layer = slice(layer, layer + 1)
+        layer_mask = None if visible is None else visible[one_layer, None]
+        layer_weights = None if given_weights is None else given_weights[one_layer]
+        calls[layer] = AttentionCall(
+            layer, query[one_layer], key[one_layer], value[one_layer], scale, layer_mask, given=layer_weights
+        )
     if output is not None:
         _check_output(_tensor("output", output, "head, query, d_v"), calls)
     causal = decoder_attention is None and visible is not None and not bool(visible.triu(1).any())
@@ -146,7 +148,7 @@ def attention_from(
     return replace(result, source=replace(result.captured(), measures=measures))
 
 
-def _scores(
+def _attention_inputs(
     value: Tensor, weights: object, queries: object, keys: object, scaling: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None, float]:
     """Return queries, keys, given weights and scaling; where weights are given, queries and keys are 0."""

@@ -21,7 +21,7 @@ from identikit.texts.text import SOURCE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SHARP = 1e-8  # a smaller gap is not mentioned
+_SHARP = 1e-8  # a gap up to this is not mentioned
 _MOST_NAMED = 4  # groups, keys or pairs that are named in words
 _ROW = "layer head query"
 _MAP_WORDS = {"query": "mean", "key": "sum"}
@@ -104,7 +104,7 @@ class AttentionIntervals(ProvableResult):
 
     @property
     def aligned(self) -> Int[Tensor, "*row"]:
-        """Which key each row is aligned to in every alternative, by its place on the last axis.
+        """Which key each row is aligned to in every alternative, as its index on the last axis.
 
         It is -1 where in some alternative another key has more weight, or where that is not decided. Of groups (source
         words, say) it also is -1 where the ends overlap, though each end may belong to another alternative.
@@ -129,11 +129,11 @@ class AttentionIntervals(ProvableResult):
 
     def describe(self) -> str:
         """Return how much of the attention is determined by the output, and which edge is most free."""
-        has = self.source.dims
-        gap = self.gap if "gap" in has else torch.zeros_like(self.raw)
+        available = self.source.dims
+        gap = self.gap if "gap" in available else torch.zeros_like(self.raw)
         unbounded = int(gap.isnan().sum())
         words = []
-        if "certain_mass" in has:
+        if "certain_mass" in available:
             mean = float(self.certain_mass.mean())
             of_rows = "a row on average" if self.certain_mass.numel() > 1 else "the row"
             at_least = "At least " if unbounded else ""
@@ -144,7 +144,7 @@ class AttentionIntervals(ProvableResult):
             words.append(self._of_sums())
         if unbounded:
             words.append(f"{unbounded:,} of {gap.numel():,} weights were not bounded in time.")
-        if "rounded_lower" in has and "certain_mass" in has:
+        if "rounded_lower" in available and "certain_mass" in available:
             mass = float(self.read("rounded_lower").sum(-1).mean())
             average = " on average" if self.rounded_lower.ndim > 1 else ""
             words.append(
@@ -162,7 +162,7 @@ class AttentionIntervals(ProvableResult):
         return " ".join(words)
 
     def _of_images(self) -> list[str]:
-        """Say how much of the attention to the images is determined by the output, together and patch by patch."""
+        """Return a sentence on how much of the attention to images is determined, together and patch by patch."""
         if "image_raw" not in self.source.dims or self.about.get("words", ()) is None:
             return []
         raw, lower, upper = (float(self.array(f"image_{name}").mean()) for name in self.main)
@@ -180,7 +180,7 @@ class AttentionIntervals(ProvableResult):
         ]
 
     def _widest(self, unknown: Bool[Tensor, "*edge"]) -> list[str]:
-        """Say which interval is the widest, or that all weights are determined."""
+        """Return a sentence on the widest interval, or that all weights are determined."""
         width = (self.upper - self.lower).masked_fill(unknown, 0.0)
         ((widest, labels),) = largest_entries(self, "raw", 1, width)
         if widest > 0:
@@ -195,7 +195,7 @@ class AttentionIntervals(ProvableResult):
         return [f"Every {'other ' if bool(unknown.any()) else ''}weight is determined by the output."]
 
     def _strongest(self) -> list[str]:
-        """Say of one row how many of its strongest edges have a determined order; of several, in what share one has."""
+        """Return how many strongest edges of one row are in a determined order, or the share of rows where one is."""
         certain = self.strongest_is_certain
         if certain is None:
             return ["Whether its strongest edge is determined is not decided."]
@@ -215,7 +215,7 @@ class AttentionIntervals(ProvableResult):
         return [f"The strongest edge is determined in {percent(float(decided.mean()))} of the {rows}."]
 
     def _alignment(self) -> list[str]:
-        """Say which target tokens are aligned to the same source token in every alternative."""
+        """Return a sentence on the target tokens that are aligned to the same source token in every alternative."""
         aligned = self.aligned.reshape(-1)
         count = int((aligned >= 0).sum())
         undecided = bool((self.read("certain_order") < 0).any())
@@ -243,7 +243,7 @@ class AttentionIntervals(ProvableResult):
         return None if self.axes[-1].name == "key" else self.axes[-1].plural
 
     def _of_sums(self) -> str:
-        """Say what each group receives, or what each quantity is, on average over the rows."""
+        """Return a sentence on what each group receives, or what each quantity is, on average over the rows."""
         axis = self.axes[-1]
         raw, lower, upper = (self.read(name).flatten(0, -2).mean(0).tolist() for name in self.main)
         sums = [

@@ -33,7 +33,7 @@ from identikit.shapes import Float, Tensor
 from identikit.texts.text import is_text_list
 
 LONGEST_SECONDS = 600.0  # intervals that would take longer are refused unless a limit is given
-_TIMED_ROWS = 31  # how many tell how long all will take: the first can wait for other work on the machine
+_TIMED_ROWS = 31  # rows to solve before the total time is estimated: the first may wait for other work on the machine
 _ROW_AXES = ("layer", "head", "query")
 
 
@@ -41,7 +41,8 @@ _ROW_AXES = ("layer", "head", "query")
 class Bounding:
     """How intervals are found; see `attention_intervals`.
 
-    Bounding stops at `until`, on the monotonic clock. None: it does not, and is refused where it would take long.
+    Bounding stops at `until`, on the monotonic clock. None: there is no limit, and a request that would take long is
+    refused.
     """
 
     method: str = "exact"
@@ -80,7 +81,7 @@ def checked_seconds(seconds: float | int | None) -> float | None:
 
 
 EXACTLY = Bounding(until=math.inf)
-"""Without a limit, where the caller has chosen how many rows; the same call gives the same bits again."""
+"""No time limit, for callers that have chosen how many rows to bound; repeated calls return identical bits."""
 
 
 @of_texts
@@ -207,14 +208,14 @@ def bounds_of(
 ) -> tuple[Rows, Bounds]:
     """Bound any rows of captured attention, given with all rows of a head together.
 
-    Returns the rows, with a learned sink as their last key, and the bounds without it: of all keys, if any were asked
-    for, then of objectives.
+    Returns the rows, with a learned sink as their last key, and the bounds without it: of all keys, if the question
+    has any, then of objectives.
     """
     deadline = math.inf if bounding.until is None else bounding.until
     started = time.monotonic()
     if bounding.until != math.inf:
         compile_solver(captured.layers[0].heads.device)
-        compiling = time.monotonic() - started  # which does not count
+        compiling = time.monotonic() - started  # does not count against the limit
         started += compiling
         deadline += compiling
     rows = captured.rows(row_indices, moving=bounding.epsilon > 0)

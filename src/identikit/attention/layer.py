@@ -24,7 +24,7 @@ from identikit.models.taps.tap import AttentionCall
 from identikit.models.text_run import TextRun
 from identikit.shapes import Bool, Float, Int, Tensor
 
-_BLOCK_BYTES = 1 << 23  # of a map that is read at a time: more leaves the cache, and new memory costs more
+_BLOCK_BYTES = 1 << 23  # of a map that is read at a time: larger blocks leave the cache and are slower
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Layer:
     """The chosen heads of one layer of one text.
 
     - `call`: the captured attention; `heads`: which of its heads were chosen
-    - `value_heads`: which key-value heads these use: all where all heads were chosen, else one for each
+    - `value_heads`: which key-value heads these use: all of them if all heads were chosen, else one for each head
     - `projection`: each head's slice H of the output projection; `bias`: of the values, where it is left out
-    - `seen`: which keys each query sees; `tokens`: those that keys are
+    - `seen`: which keys each query sees; `tokens`: the tokens that are keys
     - `hidden`: what the block returns; None where the text was run together with others
     """
 
@@ -111,18 +111,18 @@ class Layer:
 
     @cached_property
     def with_bias(self) -> maths.Heads:
-        """Values and outputs, bias and all."""
+        """Values and outputs as the model has them, the bias included."""
         values = self.call.value[0][self.value_heads]
         return maths.attention_heads(values, self.recomputed.output, self.seen, mass=self.recomputed.mass)
 
     @cached_property
     def plain(self) -> maths.Heads:
-        """Values and outputs, without the bias if that is left out."""
+        """Values and outputs, less the bias where the options leave it out."""
         return self.with_bias if self.bias is None else maths.without_bias(self.with_bias, self.bias)
 
     @cached_property
     def passed(self) -> maths.Heads:
-        """The heads with their values as the output projection passes them on, bias and all."""
+        """The heads with their values as the output projection passes them on, the bias included."""
         return maths.through_projection(self.with_bias, self.projection)
 
     @cached_property
@@ -198,7 +198,7 @@ class Layer:
 
     @cached_property
     def _over_maps(self) -> tuple[measures.PearsonSums, Float[Tensor, "3 key"]]:
-        """What one pass over the maps gives: `pearson_sums` and `received`."""
+        """What is summed up in one pass over the maps: `pearson_sums` and `received`."""
         heads = torch.arange(len(self.heads), device=self.heads.device)
         keys = torch.arange(self.call.key.shape[2], device=self.heads.device)
         blocks = []
@@ -245,7 +245,7 @@ class Layer:
     def output_with(
         self, call: AttentionCall, weights: Float[Tensor, "head_ query_ key_"], at: At
     ) -> Float[Tensor, "1 head query d_v"]:
-        """Return this layer's head output with these weights in place of the raw ones at chosen places."""
+        """Return this layer's head output with these weights in place of the raw ones at chosen indices."""
         output = call.output.clone()
         heads = self.heads[at.heads]
         rows = self.raw(at.heads, at.queries).double()
@@ -376,7 +376,10 @@ class Layer:
         return torch.where(miss == 0, 0.0, miss / self.recomputed.size[heads, queries])
 
     def largest_miss(self, rows: Rows, head_rows: Sequence[HeadRow]) -> float:
-        """Return how much of an output the bases do not hold, at most: what attention in a row's set can miss it by."""
+        """Return the largest share of a row's output that its basis does not hold, relative as in `row_residual`.
+
+        Attention in the row's set can miss the output by about that much.
+        """
         outside = rows.attention.clone()
         for group, indices in rows.by_group():
             outside[indices] -= rows.attention[indices] @ rows.basis[group] @ rows.basis[group].mT

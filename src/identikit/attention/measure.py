@@ -58,13 +58,13 @@ def attention_measure(
     truncate: bool = False,
     progress: Watched = None,
 ) -> AttentionMeasure:
-    """Measure attention as people do, with the range of the measure over all alternatives.
+    """Compute a measure that people read from attention, with its range over all alternatives.
 
     An alternative is other attention with the same head outputs: all else that the model computes is the same too, and
     each row moves in a set of its own. The ends hold for all of these rows together. Where `exact` is true they are
     attained; elsewhere they are outer bounds, which no alternative exceeds and none need attain.
 
-    In the place of a model and a text, it takes an `EffectiveAttention`, of which it reads the selected layers and
+    Instead of a model and a text it takes an `EffectiveAttention`, of which it reads the selected layers and
     heads: `attention_measure(attention, name="mean")`. One of `attention_from` has what needs no gradient and no norm.
 
     - `name`: of one head, "attention", "value norm" (‖a v H‖), "output share", "gradient" (gradient × attention) and
@@ -74,7 +74,7 @@ def attention_measure(
       "globenc" and "alti", with outer bounds
     - `target`: what gradients are of, for "gradient" and "relevance": a next token or a class (a string or its number;
       None: what the model itself predicts), or a function of the last hidden vectors, or of the logits and these.
-      Gradients are those of the model as it is, and held. For "logit", a token
+      Gradients are those of the model as it is, and held fixed. For "logit", a token
     - `layers`, `heads`: only these; measures through layers are of all heads
     - `seconds`: stop bounding after this time; what was not reached keeps what holds for any attention, and a `gap` of
       NaN. `certain_order`, when it is first read, may take as long again; `order_is_decided` says which rows it reached
@@ -107,7 +107,7 @@ def attention_measure(
 
 
 def _check_complete(kind: MeasureKind, captured: Captured) -> None:
-    """Refuse attention that lacks layers or heads that a measure is made from, or attention of the wrong kind."""
+    """Refuse attention of the wrong kind, or without some of the layers or heads that a measure is made from."""
     model = captured.text_run.model
     of_decoder = kind.through and model.decoder_attention is not None and bool(kind.factor or kind.joint)
     if of_decoder or (model.decoder_attention == "cross" and kind.needs in ("stream", "direction")):
@@ -136,10 +136,10 @@ class _LazyArrays(dict[str, Tensor]):
 
 @dataclass(eq=False)
 class MeasuredText:
-    """A text whose attention was captured, to be measured in several ways: what these share is computed once.
+    """The captured attention of a text, to be measured in several ways; what they share is computed once.
 
-    `target` is what gradients and logits are of. Bounding stops at `until`, on the monotonic clock; None: it does not
-    stop, and is refused where it would take long. Finding an order may take `order_seconds`; None: until then as well.
+    `target` is what gradients and logits are of. Bounding stops at `until`, on the monotonic clock; None: there is
+    no limit, and what would take long is refused. Finding an order may take `order_seconds`; None: until then as well.
     """
 
     captured: Captured
@@ -154,7 +154,7 @@ class MeasuredText:
         return self.measure(kind, layers[-1:] if kind.through else layers)
 
     def measure(self, kind: MeasureKind, layers: Sequence[int]) -> AttentionMeasure:
-        """Measure the text in one way, and return these of the layers that were captured."""
+        """Measure the text in one way, and return the measure in these of the captured layers."""
         if kind.joint is not None:
             values, compare = self._joint(kind)
             claims = None
@@ -215,7 +215,7 @@ class MeasuredText:
         return watched_run(self.captured.text_run)
 
     def _inputs(self, kind: MeasureKind) -> list[tuple[Any, ...]]:
-        """Return for each layer what the functions of a measure take: the layer, and what they need beside it."""
+        """Return the arguments of a measure's function for each layer: the layer, and what the measure `needs`."""
         layers = self.captured.layers
         text_run = self.captured.text_run
         if kind.needs == "gradient":
@@ -282,7 +282,7 @@ class MeasuredText:
         raw, effective = (torch.stack(list(through_layers(list(maps[:, None]), chain, start))).mT for maps in shares)
         upper = torch.stack(list(greatest_over_boxes(boxes, start))).mT.maximum(raw)
         lower = -torch.stack(list(greatest_over_boxes(boxes, -start))).mT.maximum(-raw)
-        gap = torch.maximum(upper - raw, raw - lower)  # a sharp end is nowhere beyond what the model itself does
+        gap = torch.maximum(upper - raw, raw - lower)  # the raw value lies between the sharp ends
         if bool(values.gap.isnan().any()):
             gap = gap * torch.nan
         return MeasureValues(raw, effective, lower, upper, gap), None

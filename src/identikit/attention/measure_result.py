@@ -24,7 +24,7 @@ _NO_TARGET = "No row of any text has a target for this score."
 _HEADS_NAMED = 3  # in words
 _NARROW = 0.005  # a narrower range is written as one number
 _ROUNDING = 1e-6  # ends that differ by less are the same
-_HAS_ROLE = 0.5  # of a head's attention, from which on it is said to have a role
+_HAS_ROLE = 0.5  # the least share of a head's attention for which it is said to have a role
 
 
 class Survival(NamedTuple):
@@ -121,7 +121,7 @@ class AttentionMeasure(ProvableResult):
         )
 
     def describe(self) -> str:
-        """Say what the measure is, how much of it is determined, and which entries are largest."""
+        """Return what the measure is, how much of it is determined, and which entries are largest."""
         words = [f"{self.meaning}"]
         if self.target is not None:
             words.append(f"Target: {self.target}; gradients and norms are held.")
@@ -180,7 +180,7 @@ class HeadScores(ProvableResult):
     upper_stderr = optional_array(_HEAD, "Standard error of `upper` over texts; None for one text.")
     meanings = Fact("What each score is.")
     texts = Fact("How many texts were scored.")
-    sink = Fact("From which weight on the first token on a head counts as a sink.")
+    sink = Fact("A head counts as a sink where the first token receives more than this weight.")
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -188,7 +188,7 @@ class HeadScores(ProvableResult):
         return self.axis("score").values
 
     def describe(self) -> str:
-        """Say for each score which heads have most of it, between which ends, and which head certainly has the role."""
+        """Return for each score its strongest heads with their ranges, and a head that certainly has the role."""
         return "\n".join(self._role_words(index, role) for index, role in enumerate(self.scores))
 
     def _role_words(self, index: int, role: str) -> str:
@@ -252,7 +252,7 @@ class Agreement(Result):
     texts = Fact("How many texts were read.")
 
     def describe(self) -> str:
-        """Say how far each pair of measures agrees, and how much of each ranking is determined."""
+        """Return how closely each pair of measures agrees, and how much of each ranking is determined."""
         determined = self._with_errors("determined")
         correlations = self._with_errors("correlation")
         names = self.axis("other").values
@@ -271,7 +271,7 @@ class Agreement(Result):
         return "\n".join(lines)
 
     def _with_errors(self, name: str) -> list[str]:
-        """Write each mean of an array with its standard error, if there is one."""
+        """Format each mean of an array with its standard error, if there is one."""
         means = self.read(name).flatten()
         errors = torch.full_like(means, torch.nan)
         if f"{name}_stderr" in self.source.dims:

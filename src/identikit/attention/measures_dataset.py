@@ -58,7 +58,7 @@ class MeasuresJob:
         return {"tokens": Stored("text"), "measures": undefined, "scores": undefined}
 
     def cost(self, length: int) -> float:
-        """Return about how many programs there are, each as long as the text."""
+        """Return a number in proportion to the time: a text has about length² programs over length keys."""
         return float(length) ** 3
 
     def compute(self, model: Model, task: list[AnyText], progress: Progress) -> dict[str, Tensor]:
@@ -104,7 +104,7 @@ def measures_tables(
 
 
 def measures_report(tables: Mapping[str, "DataFrame"]) -> tuple[str, dict[str, object]]:
-    """Say how much of each measure is determined: means over texts with their standard errors; and as numbers."""
+    """Return how much of each measure is determined, in words and as numbers: means over texts, with their errors."""
     headings = {"determined": "determined share", "strongest": "strongest determined", "order": "certain order"}
     by_measure: Any = tables["measures"].groupby("measure", sort=False)
     means = by_measure[[*headings]].mean()

@@ -28,7 +28,7 @@ SMALLEST = 1e-70  # of a head's largest value: fourth powers of it, and of its i
 _EQUAL = 16  # values differ by our own rounding only up to this many units of the largest entry
 _NEAR = 4  # values differ by the model's rounding only up to this many times its eps of their largest entry
 _NOISE = 0.075  # eps·0.3/4: the noise of rounded values, see `Resolution`, as an eps of its cutoff
-UNSURE = 0.01  # share of rows with an unsure rank from which it is said; prose has at most 0.006
+UNSURE = 0.01  # a larger share of rows with an unsure rank is mentioned; prose has at most 0.006
 _NAMED = 5  # heads that a warning names
 
 
@@ -78,7 +78,7 @@ def recompute(call: AttentionCall, heads: Int[Tensor, "head"], projection: Float
 def check_range(
     numbers: Mapping[str, Float[Tensor, "head row column"]], layer: int, heads: Int[Tensor, "head"]
 ) -> None:
-    """Refuse float64 numbers of a head so large or so small that their squares leave float64's range; 0 is in it."""
+    """Refuse float64 numbers of a head so large or so small that their squares leave float64's range; 0 is fine."""
     for name, matrices in numbers.items():
         size = matrices.detach().abs().amax((1, 2)).double()
         lost = (size > 0) & ((size < SMALLEST) | (size > 1 / SMALLEST))
@@ -132,9 +132,9 @@ def rounding_of(dtype: torch.dtype) -> float:
 
 
 def careful_words(residual: float, dtype: str) -> list[str]:
-    """Say it where rows that are taken to have the same output differ in it by more than rounding; see `row_residual`.
+    """Return a warning if rows taken to have the same output differ in it by more than rounding; see `row_residual`.
 
-    Values that are too small beside the largest count as 0. A row that gives the largest no weight has them as output.
+    Values too small beside the largest count as 0, and may be all that a row has if it gives the largest no weight.
     """
     explained = rounding_of(getattr(torch, dtype))
     if residual <= explained:
@@ -147,7 +147,7 @@ def careful_words(residual: float, dtype: str) -> list[str]:
 
 
 def unresolved_words(rows: int, dtype: str) -> list[str]:
-    """Say in how many of the rows that were bounded directions of the values are about as small as rounding."""
+    """Return a sentence on the bounded rows in which directions of the values are about as small as rounding."""
     if not rows:
         return []
     return [
@@ -157,7 +157,7 @@ def unresolved_words(rows: int, dtype: str) -> list[str]:
 
 
 def unsure_words(share: float, duplicates: int, dtype: str) -> list[str]:
-    """Say in what share of the rows the rank depends on the resolution, and how many repeated tokens were rounded."""
+    """Return sentences on the share of rows whose rank depends on the resolution, and on rounded repeated tokens."""
     words = []
     if share > UNSURE:
         words.append(
@@ -173,10 +173,10 @@ def unsure_words(share: float, duplicates: int, dtype: str) -> list[str]:
 
 
 def warn_of(layers: Sequence["Layer"], *, tolerance: float, stacklevel: int) -> None:
-    """Warn, by layer and head, where effective attention does not do what it must; an error where it means nothing.
+    """Warn of heads whose effective attention fails its checks; refuse any that is NaN or infinite.
 
-    It must give the head's output, in all rows and in each (with a tolerance, only to about that), and its rows cannot
-    be longer than the raw ones, because it is a projection of them.
+    It must give the head's output, in all rows and in each (unchecked with a tolerance), and its rows cannot be longer
+    than the raw ones, because it is a projection of them.
     """
     allowed = torch.inf if tolerance else LARGEST_RESIDUAL
     dtype = layers[0].call.value.dtype

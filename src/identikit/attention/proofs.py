@@ -1,6 +1,6 @@
 """Proofs of ends, written to a file that `identikit.proof` checks in rational arithmetic, with no other code of ours.
 
-A Result that can be proven holds a `Provable` source: what else it takes to write the proof of what is selected.
+A Result that can be proven has a `Provable` source: its arrays, and the function that writes the proof of a selection.
 """
 
 import json
@@ -148,7 +148,7 @@ class ProofDraft:
             self.gap = max(self.gap, float(sign * (self._ends[-1][side] - sum(terms, Fraction(0)))))
 
     def _values(self, captured: Captured, row: RowIndex) -> tuple[int, Tensor]:
-        """Return the index of a row's values in the file, and these."""
+        """Return the index of a row's values in the file, and the values themselves."""
         layer = captured.layers[row[0]]
         values = layer.values_with_sink(row[1])
         name = (id(captured), row[0], row[1] // layer.passed.group)
@@ -180,7 +180,7 @@ Claims = Callable[[ProofDraft, Result], Iterator[int | None]]
 
 @dataclass(frozen=True)
 class Provable(StoredArrays):
-    """Arrays that are simply there, and what writes proofs of them, which needs the model and is not pickled."""
+    """Stored arrays, and the function that writes their proofs; it needs the model, and is not pickled."""
 
     claims: Claims
 
@@ -204,8 +204,8 @@ class ProvableResult(Result):
         kind = MEASURE_KINDS.get(self.about.get("measure", ""))
         if kind is not None and kind.joint is not None:
             raise InputError(
-                f"{kind.name!r} puts all heads together, and a proof of that cannot be written. Readings of one head, "
-                "their mean, and those through layers but GlobEnc and ALTI have proofs."
+                f"{kind.name!r} puts all heads together, and a proof of that cannot be written. Measures of one "
+                "head, their mean, and those through layers but GlobEnc and ALTI have proofs."
             )
         if not isinstance(self.source, Provable):
             raise InputError(
@@ -257,7 +257,7 @@ def edge_claims(captured: Captured, rows: Sequence[RowIndex], question: Question
         layers, heads, queries, last = result.axes
         _, head_count, query_count = (len(set(column)) for column in zip(*rows, strict=True))
         steps = []
-        for at, (layer, head, query, quantity) in selected_entries(result):
+        for indices, (layer, head, query, quantity) in selected_entries(result):
             row = (layer * head_count + head) * query_count + query
             objective: list[Entry] = [(quantity, 1.0)]
             if question.objectives is not None:
@@ -267,7 +267,8 @@ def edge_claims(captured: Captured, rows: Sequence[RowIndex], question: Question
                 objective = nonzero_entries(objectives[quantity])
             elif question.keys is not None:
                 objective = [(int(question.keys.nonzero()[quantity, 0]), 1.0)]
-            name = f"L{layers.values[at[0]]}H{heads.values[at[1]]} {queries.name_of(at[2])} → {last.name_of(at[3])}"
+            head_name = f"L{layers.values[indices[0]]}H{heads.values[indices[1]]}"
+            name = f"{head_name} {queries.name_of(indices[2])} → {last.name_of(indices[3])}"
             steps.append(RowStep(rows[row], objective, name))
         yield from draft.bound(captured, steps)
 

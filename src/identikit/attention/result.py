@@ -78,8 +78,8 @@ class EffectiveAttention(Result):
 
         One quadratic program per selected row, all rows of a layer at once; select heads or rows of a long text first.
         """
-        places = [(head, query) for head in at.heads.tolist() for query in at.queries.tolist()]
-        weights = least_norm(layer.rows(places))  # a learned sink's column is not among the keys
+        head_rows = [(head, query) for head in at.heads.tolist() for query in at.queries.tolist()]
+        weights = least_norm(layer.rows(head_rows))  # a learned sink's column is not among the keys
         return weights[:, at.keys].unflatten(0, (len(at.heads), len(at.queries)))
 
     @measure("layer query key", range="true or false")
@@ -347,7 +347,7 @@ class EffectiveAttention(Result):
         return f"{words}\n{self._edges()}" if self.axis("head").single else words
 
     def _reservations(self) -> list[str]:
-        """Say what a learned sink takes, and where ranks are not sure."""
+        """Return sentences on what a learned sink takes, and on where ranks are not sure."""
         words = []
         sink = float(self.sink.mean())
         if sink:

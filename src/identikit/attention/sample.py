@@ -1,4 +1,4 @@
-"""Rows of attention, drawn at random and bounded in limited time; `estimate.py` says what they tell about all rows.
+"""Rows of attention, drawn at random and bounded in limited time; `estimate` generalises from them to all rows.
 
 A row is *free* where other weights give the same output, linearly (its null dimension is above 0). Any other row is
 determined and needs no bounds.
@@ -36,7 +36,7 @@ def bound_rows(
 ) -> BoundedRows:
     """Bound rows, those of a head together: every key and every group in one pass. Unfinished rows are left out.
 
-    From `until` on, on the monotonic clock, a row whose ends take a plain program each is given up.
+    After `until`, on the monotonic clock, rows that need one plain program per end are given up.
     """
     captured = attention.captured()
     n = len(attention.keys)
@@ -89,16 +89,16 @@ def sample_rows(
     total = int(free.sum())
     n = len(attention.keys)
     batches: list[BoundedRows] = []
-    sample = RowSample(free[0].numel(), free.sum((1, 2)), _joined(batches, n, len(groups)))
+    sample = RowSample(free[0].numel(), free.sum((1, 2)), _join_batches(batches, n, len(groups)))
     done = 0
     size = 1 if seconds is not None else _LARGEST_BATCH
     batch = _take_batch(waiting, sample, size)
     started = time.monotonic()
     while batch and started < deadline:
-        whole_progress = _continued(progress, done, total)
+        whole_progress = _progress_after(progress, done, total)
         batches.append(bound_rows(attention, sorted(batch), groups, whole_progress, until=deadline))
         done += len(batch)
-        sample = sample._replace(bounded=_joined(batches, n, len(groups)))
+        sample = sample._replace(bounded=_join_batches(batches, n, len(groups)))
         now = time.monotonic()
         affordable = (deadline - now) * len(batch) / max(now - started, 1e-6)
         if affordable < 1:
@@ -129,14 +129,14 @@ def _take_batch(waiting: list[list[RowIndex]], sample: RowSample, size: int) -> 
 
 
 def _uncertainty(sample: RowSample, layer: int) -> float:
-    """Return the error of a layer's determined share, of which a few rows that agree still leave some."""
+    """Return the error of a layer's determined share; a few rows that agree do not make it 0."""
     shares = sample.of_layer(layer, sample.bounded.lower.sum(-1))
     count = max(1, len(shares))
     spread = float(shares.var(correction=0)) if len(shares) else 1.0
     return int(sample.free[layer]) * math.sqrt((spread + 1 / (count + 2) ** 2) / count)
 
 
-def _joined(batches: Sequence[BoundedRows], n: int, groups: int) -> BoundedRows:
+def _join_batches(batches: Sequence[BoundedRows], n: int, groups: int) -> BoundedRows:
     if batches:
         return BoundedRows(*map(torch.cat, zip(*batches, strict=True)))
     weights = torch.zeros(0, n, dtype=torch.float64)
@@ -146,7 +146,7 @@ def _joined(batches: Sequence[BoundedRows], n: int, groups: int) -> BoundedRows:
     return BoundedRows(places, weights, weights, weights, weights, empty_groups, count, count, count.bool())
 
 
-def _continued(progress: Progress, before: int, total: int) -> Progress:
+def _progress_after(progress: Progress, before: int, total: int) -> Progress:
     """Return a function that counts the rows of a batch after those `before` it."""
     return lambda what, done, _: progress(what, before + done, total)
 

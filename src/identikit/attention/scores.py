@@ -34,8 +34,8 @@ from identikit.results.source import StoredArrays
 from identikit.shapes import Bool, Float, Int, Tensor
 from identikit.texts.text import is_text_list, key_batch
 
-SINK = 0.3  # of a head's attention on the first token, from which on it counts as a sink (Gu et al., 2024)
-_MOST_REPEATED = 2**24  # tokens: more than anybody reads
+SINK = 0.3  # a head counts as a sink where the first token receives more than this weight (Gu et al., 2024)
+_MOST_REPEATED = 2**24  # tokens: more than any model reads
 _SCORE_ARRAYS = ("raw", "effective", "lower", "upper", "gap")
 
 
@@ -65,9 +65,9 @@ class ScoredText(NamedTuple):
 class HeadRole(NamedTuple):
     """A role: its name, what it means, and the pattern that a head with this role attends by.
 
-    - `noun`: what a head is that has it; None: the score is not a share of attention
-    - `across`: whether it means something in cross-attention, too
-    - `above`: the score is the share of texts in which that of the pattern is above this; None: it is the pattern's own
+    - `noun`: what a head with this role is called; None: the score is not a share of attention
+    - `across`: whether it also makes sense in cross-attention
+    - `above`: the score is the share of texts in which the pattern scores above this; None: it is the pattern's score
     """
 
     name: str
@@ -163,7 +163,7 @@ def head_scores(
     `effective`, `lower` and `upper` (score, layer, head), and with several texts their standard errors. The ends are
     exact: no alternative (other attention with the same outputs) has a lower or a higher score.
 
-    In the place of a model and texts, it takes the `EffectiveAttention` of one text, of which it scores the selected
+    Instead of a model and texts it takes the `EffectiveAttention` of one text, of which it scores the selected
     layers and heads. Tokens of `attention_from` are compared by name.
 
     - `scores`: only these; None is all of "self", "previous", "first", "special", "same token", "induction", "distance"

@@ -42,7 +42,7 @@ class FrozenNorm(NamedTuple):
 
 
 class StreamLayer(NamedTuple):
-    """What a layer's attention is added to.
+    """The stream that a layer's attention is added to.
 
     - `residual`: what enters the layer; `sum`: that plus what the heads bring and the bias, after the norm if one
       follows
@@ -104,7 +104,7 @@ def watched_run(text_run: TextRun) -> WatchedRun:
 
 
 def stream_of(run: WatchedRun, layer: Layer) -> StreamLayer:
-    """Return what a layer, all of its heads, adds to; or say that it does not simply add."""
+    """Return the stream that a layer with all of its heads adds to; refuse a layer that does more than add."""
     number = layer.call.layer
     layer_input = run.trace.blocks[number].hidden[0].double()
     layer_output = run.trace.hidden[number][0].double()

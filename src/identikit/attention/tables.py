@@ -23,15 +23,15 @@ OF_HEADS = [measure for measure in EffectiveAttention.measures.values() if measu
 """The measures of effective attention that the table of heads has a column of."""
 
 
-def _of_heads(measure: Measure) -> DataColumn:
-    """Return the column of a measure, of a row's as a mean over the head's rows."""
+def _measure_column(measure: Measure) -> DataColumn:
+    """Return the column of a measure; one that is over rows is averaged over the rows of a head."""
     meaning = measure.meaning.split("\n\n")[0].rstrip(".").replace("\n", " ")
     if "query" in measure.axes:
         meaning = f"{meaning}; mean over the head's rows"
     return number(meaning, measure.range, measure.missing)
 
 
-_OF_HEAD = {"text": TEXT, "tokens": TOKENS, "layer": LAYER, "head": HEAD}
+_HEAD_KEYS = {"text": TEXT, "tokens": TOKENS, "layer": LAYER, "head": HEAD}
 _PEARSON = number("correlation of raw and effective attention over all visible entries", "−1 to 1", "it is undefined")
 
 ATTENTION: Mapping[str, DataTable] = {
@@ -49,14 +49,14 @@ ATTENTION: Mapping[str, DataTable] = {
     "correlation_by_head": DataTable(
         "The same by head.",
         "one row per text, layer and head",
-        {**_OF_HEAD, "pearson": _PEARSON},
+        {**_HEAD_KEYS, "pearson": _PEARSON},
     ),
     "heads": DataTable(
         "What is measured of every head: the measures that `EffectiveAttention` declares for datasets.",
         "one row per text, layer and head",
         {
-            **_OF_HEAD,
-            **{measure.name: _of_heads(measure) for measure in OF_HEADS},
+            **_HEAD_KEYS,
+            **{measure.name: _measure_column(measure) for measure in OF_HEADS},
         },
     ),
     "null_dimension": DataTable(
@@ -101,7 +101,7 @@ ATTENTION: Mapping[str, DataTable] = {
         "alternatives, and what all of them share is determined. Written with `--intervals`.",
         "one row per text, layer and head that rows were drawn from",
         {
-            **_OF_HEAD,
+            **_HEAD_KEYS,
             "rows": count("number of rows drawn", "1 or more"),
             "free": count("number of free ones: they see linearly dependent values; all other rows are determined"),
             "certain_mass": number("determined share of a row, the sum of its lower ends; mean over rows", "0 to 1"),
@@ -143,7 +143,7 @@ ATTENTION: Mapping[str, DataTable] = {
         "Written with `--intervals`.",
         "one row per text, layer, head and group that the text has",
         {
-            **_OF_HEAD,
+            **_HEAD_KEYS,
             "group": word(
                 "which keys: all special tokens, the first token, what opens a text and what separates or closes it "
                 "(cls and sep, in models that are not causal), or periods and commas",

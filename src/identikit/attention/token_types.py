@@ -1,4 +1,4 @@
-"""Attention to and from kinds of tokens, as in the paper's Figures 1b, 1c and 5 (after Clark et al. 2019).
+"""Attention to and from types of tokens, as in the paper's Figures 1b, 1c and 5 (after Clark et al. 2019).
 
 The attention to a type is summed over the keys of the type and divided by the number of queries, all or those of the
 source; texts are then averaged. It is not a mean per edge: a text with many commas gives them more attention.
@@ -49,19 +49,19 @@ def type_sums(result: EffectiveAttention) -> tuple[Float[Tensor, "map layer head
     """
     captured = result.captured()
     tokenizer = captured.text_run.model.tokenizer
-    kinds, target = (
-        torch.tensor([[type_ == name for name in TYPES] for type_ in token_types(tokenizer, tokens)]).double()
+    query_types, key_types = (
+        torch.tensor([[token_type == name for name in TYPES] for token_type in token_types(tokenizer, tokens)]).double()
         for tokens in (result.tokens, result.keys)
     )
-    everyone = torch.ones(len(kinds), 1, dtype=torch.float64)
-    source = torch.cat([everyone, everyone - kinds[:, [TYPES.index("sep")]], kinds], dim=1)
-    number = source.sum(0)
-    weights = source / number.clamp(min=1)
-    layers = [_columns(layer, weights).cpu() @ target for layer in captured.layers]
-    return torch.stack(layers, dim=1), number
+    everyone = torch.ones(len(query_types), 1, dtype=torch.float64)
+    source = torch.cat([everyone, everyone - query_types[:, [TYPES.index("sep")]], query_types], dim=1)
+    query_counts = source.sum(0)
+    weights = source / query_counts.clamp(min=1)
+    layers = [_attention_from_groups(layer, weights).cpu() @ key_types for layer in captured.layers]
+    return torch.stack(layers, dim=1), query_counts
 
 
-def _columns(layer: Layer, groups: Float[Tensor, "query group"]) -> Float[Tensor, "map head group key"]:
+def _attention_from_groups(layer: Layer, groups: Float[Tensor, "query group"]) -> Float[Tensor, "map head group key"]:
     """Return the raw and the effective attention that each key receives from groups of queries."""
     groups = groups.to(layer.heads.device)
     heads = torch.arange(len(layer.heads), device=layer.heads.device)

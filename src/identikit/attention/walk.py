@@ -60,7 +60,7 @@ class Walk:
 
 
 def walk_of(captured: Captured) -> Walk:
-    """Return the walk through captured attention; for a decoder, through both stacks, which are run again."""
+    """Return the walk through captured attention; for a decoder, through both stacks, which this runs again."""
     text_run = captured.text_run
     model = text_run.model
     n = len(text_run.tokens)
@@ -70,7 +70,7 @@ def walk_of(captured: Captured) -> Walk:
         return Walk(steps, n, n, ((slice(0, n), slice(0, n)),) * count, list(range(count)))
     if not isinstance(model, DecoderModel):
         raise InputError(
-            "Readings through layers of cross-attention go through the encoder, too, and so they need the model. Load "
+            "Measures through layers of cross-attention go through the encoder, too, and so they need the model. Load "
             "it and use effective_attention(model, text, target=…, attention='cross')."
         )
     model.check_unchanged()

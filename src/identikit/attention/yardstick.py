@@ -7,9 +7,9 @@ from identikit.attention.quantities import key_weights
 from identikit.attention.result import EffectiveAttention
 from identikit.maths.polytope.exact import exact_bounds
 
-_MOST = 64  # rows that are shuffled
-_LEAST = 8  # fewer say too little
-_SHARE = 20  # one row is shuffled for so many that were bounded: it may cost a twentieth of them
+_MOST_ROWS = 64  # rows that are shuffled
+_FEWEST_ROWS = 8  # fewer say too little
+_BOUNDED_PER_ROW = 20  # one row is shuffled for so many bounded ones, which adds about a twentieth to the time
 
 
 def shuffled_rows(attention: EffectiveAttention, sample: RowSample, *, seed: int) -> dict[str, object] | None:
@@ -19,8 +19,8 @@ def shuffled_rows(attention: EffectiveAttention, sample: RowSample, *, seed: int
     drawn at random. Both are means over the same `rows`, the second with its standard error; None for a small sample.
     """
     bounded = sample.bounded
-    count = min(_MOST, len(bounded.places) // _SHARE)
-    if count < _LEAST:
+    count = min(_MOST_ROWS, len(bounded.places) // _BOUNDED_PER_ROW)
+    if count < _FEWEST_ROWS:
         return None
     generator = torch.Generator().manual_seed(seed)
     row_indices = [(layer, head, query) for layer, head, query in bounded.places.tolist()]

@@ -25,7 +25,7 @@ from identikit.maths.measures import certain_order
 from identikit.maths.polytope.rows import Rows
 from identikit.shapes import Bool, Float, Int, Tensor
 
-_IN_CACHE = 2**20  # bytes that a core reads again without going to memory: three times as fast on a CPU
+_IN_CACHE = 2**20  # bytes that stay in the cache of a core: three times as fast on a CPU
 
 # The question, and the answer
 
@@ -35,8 +35,9 @@ class Question(NamedTuple):
 
     - `keys`: the keys whose weights are bounded; None: none
     - `objectives`: real numbers $c$, shared by all rows or of each row; None: none
-    - `top`: of how many of the strongest of these keys the order is found
-    - `until`: the time, on the monotonic clock, from which on no row is solved any more
+    - `top`: how many of the strongest of these keys are put in order
+    - `until`: a time on the monotonic clock; plain programs and `certified` start nothing new after it, while compiled
+      solvers finish the rows that they were given
     """
 
     keys: Bool[Tensor, "key"] | None = None
@@ -258,7 +259,7 @@ def with_order(rows: Rows, question: Question, bounds: Bounds) -> Bounds:
     n = rows.attention.shape[1]
 
     def compare(row: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the second key has what it attains, the first has at most the rest of 1."""
+        """Where the second key has the weight that is attained, the first has at most the rest of 1."""
         greatest = bounds.upper[row, second]
         attained = greatest - bounds.gap[row, second].nan_to_num(1.0)
         attained_lead = attained - torch.minimum(bounds.upper[row, first], 1 - attained)

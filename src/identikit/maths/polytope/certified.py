@@ -35,7 +35,7 @@ _BYTES = {"cpu": 2**24, "cuda": 2**33}  # of working memory; on a CPU, what stay
 def certified_bounds(rows: Rows, question: Question, *, epsilon: float = 0.0) -> Bounds:
     r"""Bound every quantity of every row over all attention with the same output, to within $\varepsilon$.
 
-    At most `STEPS` steps are taken, and an end stops when it is known to 1e-8. Whatever they did, the ends are valid:
+    At most `STEPS` steps are taken, and an end stops when it is known to 1e-8. Whatever happened, the ends are valid:
     they are evaluated with a margin for rounding, and contain the row's own quantity. The clock is checked between
     portions of the work; quantities that are not reached `until` then have the ends that hold for any attention, and a
     gap of NaN.
@@ -92,7 +92,7 @@ def _portion_bounds(rows: Rows, question: Question, block: int, epsilon: float) 
 def _evaluate(
     weights: Float[Tensor, "row vertex key"], c: Float[Tensor, "_ objective key"]
 ) -> Float[Tensor, "row vertex objective"]:
-    """Return each $c \\cdot a'$; one product where rows share objectives."""
+    """Return each $c \\cdot a'$, in one product where rows share objectives."""
     return weights @ (c[0] if len(c) == 1 else c).mT
 
 

@@ -101,7 +101,7 @@ def _solve_row(rows: Rows, question: Question, proposals: Proposals, index: int,
 
 
 class _Program:
-    """One row's constraints; columns of $U$ may depend on each other at the keys that it sees, these do not."""
+    """One row's constraints: columns of $U$ may depend on each other at its visible keys, rows of `matrix` do not."""
 
     def __init__(self, attention: Float[Tensor, "seen"], basis: Float[Tensor, "seen rank"]):
         left, singular, right = torch.linalg.svd(basis.cpu(), full_matrices=False)

@@ -25,7 +25,7 @@ from identikit.shapes import Bool, Float, Int, Tensor
 
 GAP = 1e-8  # an exact end whose gap is larger is computed again
 FIRST_PORTION = {"cpu": 1, "cuda": 1024}  # rows that are solved first against the clock; later portions grow
-_LONGEST = 10.0  # seconds between looks at the clock, about
+_LONGEST = 10.0  # seconds that a portion may take, about; the clock is read between portions
 
 Solver = Callable[..., Proposals]
 
@@ -143,7 +143,7 @@ def extreme_rows(
 
 
 def _solvers(rows: Rows) -> list[Solver]:
-    """Return what can solve these rows, each what those before it leave: on the GPU, compiled, one program per end."""
+    """Return the solvers of these rows in the order to try them: on the GPU, compiled, and one program per end."""
     solvers: list[Solver] = []
     if rows.attention.is_cuda and find_spec("triton") is not None:
         from identikit.maths.polytope import cuda
@@ -195,8 +195,8 @@ def _certain_order(
 ) -> Int[Tensor, "row"]:
     """Count the strongest edges, up to `top`, whose order is the same in the row's whole set; -1: not decided.
 
-    Where their ends do not tell, and one does not exceed the other where it is greatest itself, two edges take a
-    program.
+    Two edges are compared by their ends, then by their weights where one of them is greatest, and only if neither
+    tells, by a program of their own.
     """
     n = rows.attention.shape[1]
     keys = question.keys_of(rows)

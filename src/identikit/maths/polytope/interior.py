@@ -14,9 +14,9 @@ import torch
 
 from identikit.shapes import Bool, Float, Tensor
 
-_BACK = 0.995  # how far towards the boundary a step may go
+_TOWARD_BOUNDARY = 0.995  # the share of the way to the boundary that a step may go
 _CENTRING = 30  # steps to a centre at most; real rows need about six
-_CENTRED = 1e-9
+_CENTRED = 1e-9  # a step that changes each weight by less, relatively, ends at the centre
 _WORTHWHILE = 0.75  # leave finished programs behind when this share or less is left
 
 
@@ -86,7 +86,7 @@ class Ball(NamedTuple):
         square = _square(step.e)
         cross = (state.e * step.e).sum(-1, keepdim=True)
         room = (1 - _square(state.e)).clamp(min=0)
-        return _BACK * ((cross.square() + square * room).sqrt() - cross) / square.clamp(min=1e-30)
+        return _TOWARD_BOUNDARY * ((cross.square() + square * room).sqrt() - cross) / square.clamp(min=1e-30)
 
 
 def _square(vectors: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class Space(NamedTuple):
         return (weights @ self.square).unflatten(-1, (-1, self.wide.shape[2]))
 
     def factor(self, state: State) -> tuple[Tensor, Tensor]:
-        r"""Factor $W^\top D W + E^\top K E$, $D = \mathrm{diag}(\xi/(\sigma + q\xi))$; tell where that failed."""
+        r"""Factor $W^\top D W + E^\top K E$, $D = \mathrm{diag}(\xi/(\sigma + q\xi))$; return also where it failed."""
         matrix = self.grams(state.xi / (state.sigma + self.curvature * state.xi))
         if self.ball is not None:
             matrix += self.ball.curve(state)
@@ -178,17 +178,17 @@ class Space(NamedTuple):
 
         With curvature the slack depends on the primal variables, and both go equally far.
         """
-        along = _BACK * _share(state.xi, step.xi)
-        across = _BACK * _share(state.sigma, step.sigma)
+        along = _TOWARD_BOUNDARY * _step_to_zero(state.xi, step.xi)
+        across = _TOWARD_BOUNDARY * _step_to_zero(state.sigma, step.sigma)
         if self.ball is not None:
             along = torch.minimum(along, self.ball.reach(state, step))
-            across = torch.minimum(across, _BACK * _share(state.multiplier, step.multiplier))
+            across = torch.minimum(across, _TOWARD_BOUNDARY * _step_to_zero(state.multiplier, step.multiplier))
         if self.curvature:
             along = across = torch.minimum(along, across)
         return along.clamp(max=1), across.clamp(max=1)
 
 
-def _share(values: Tensor, change: Tensor) -> Tensor:
+def _step_to_zero(values: Tensor, change: Tensor) -> Tensor:
     """Return how much of a change takes the first of some positive numbers to 0."""
     return torch.where(change < 0, -values / change, torch.inf).amin(-1, keepdim=True)
 
@@ -227,7 +227,7 @@ def follow(
 ) -> tuple[Float[Tensor, "set program rank"], Float[Tensor, "set program key"]]:
     r"""Take the pending programs towards their optima; return the $z$ of the least `merit` of each and the last $\xi$.
 
-    The others only fill the sets.
+    The other programs only fill the sets.
     """
     alive = pending[..., None]
     best = state.z
@@ -244,16 +244,16 @@ def follow(
         alive = alive & (mu * space.visible.sum(-1, keepdim=True) > enough)
         remaining = int(alive.sum(1).max())
         if remaining < _WORTHWHILE * alive.shape[1]:
-            _put(best_of_all, index, best)
-            _put(last_of_all, index, state.xi)
+            _write(best_of_all, index, best)
+            _write(last_of_all, index, state.xi)
             keep = alive.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :remaining]
             space = space.select(keep)
             state = State(*(_take(array, keep) for array in state))
             index, alive, best, lowest = (_take(array, keep) for array in (index, alive, best, lowest))
         if remaining == 0:
             break
-    _put(best_of_all, index, best)
-    _put(last_of_all, index, state.xi)
+    _write(best_of_all, index, best)
+    _write(last_of_all, index, state.xi)
     return best_of_all, last_of_all
 
 
@@ -273,6 +273,6 @@ def _take(array: Tensor, indices: Tensor) -> Tensor:
     return array.gather(1, indices.expand(-1, -1, array.shape[2]))
 
 
-def _put(target: Tensor, index: Tensor, array: Tensor) -> None:
+def _write(target: Tensor, index: Tensor, array: Tensor) -> None:
     """Write programs to these indices of each set."""
     target.scatter_(1, index.expand(-1, -1, array.shape[2]), array)

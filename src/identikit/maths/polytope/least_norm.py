@@ -42,11 +42,11 @@ _NEAR = 1e-8  # where the first method ends, as the sum of its products
 _RIDGE = 1e-13  # what keeps its matrices invertible
 _SAME_OUTPUT = 1e-12  # of a row that is solved alone, in the coordinates Uᵀa
 _PENALTY = 1e7  # M of `_solve_alone`; scipy below 1.15 squares its condition and loses the norm
-_TARGETS = 20
+_MOST_SHIFTS = 20  # rounds of `_solve_alone`, each of which shifts its target t; one or two usually do
 
 
 class _Sets(NamedTuple):
-    """Rows by the basis that they share: their places, and which are real; the others fill the sets."""
+    """Rows by the basis that they share: their indices, and which are real; the others pad the sets."""
 
     basis: Float[Tensor, "set key rank"]
     row_indices: Int[Tensor, "set row"]
@@ -140,11 +140,11 @@ def _newton(space: Space, y: Float[Tensor, "set row rank"], steps: int) -> Float
         hessian = space.grams((weights > 0).to(y))
         hessian.diagonal(dim1=-2, dim2=-1).add_((_DAMPING * size).clamp(min=_FLOOR))
         direction = torch.cholesky_solve(gradient[..., None], torch.linalg.cholesky_ex(hessian).L)[..., 0]
-        y = y + _farthest(space, y, direction) * direction
+        y = y + _best_step(space, y, direction) * direction
     return best
 
 
-def _farthest(
+def _best_step(
     space: Space, y: Float[Tensor, "set row rank"], direction: Float[Tensor, "set row rank"]
 ) -> Float[Tensor, "set row 1"]:
     r"""Find the step $t \ge 0$ to the best point of the line $y + t\,d$.
@@ -194,7 +194,7 @@ def _solve_alone(rows: Rows, row: int) -> Float[Tensor, "key"]:
     system = np.concatenate([_PENALTY * U.T, np.eye(n)])
     target = right.copy()
     gap = np.zeros_like(right)
-    for _ in range(_TARGETS):
+    for _ in range(_MOST_SHIFTS):
         target += gap
         least, _ = nnls(system, np.concatenate([_PENALTY * target, np.zeros(n)]), maxiter=50 * n)
         gap = right - U.T @ least
@@ -202,6 +202,6 @@ def _solve_alone(rows: Rows, row: int) -> Float[Tensor, "key"]:
             least = torch.from_numpy(least / least.sum()).to(rows.attention)
             return torch.zeros_like(rows.attention[row]).index_put((keys,), least)
     raise IdentikitError(
-        f"Finding the attention of least norm over {n} keys: after {_TARGETS} rounds its output is off by "
+        f"Finding the attention of least norm over {n} keys: after {_MOST_SHIFTS} rounds its output is off by "
         f"{np.abs(gap).max():.3g}; expected at most {_SAME_OUTPUT:g}. Please report this row."
     )

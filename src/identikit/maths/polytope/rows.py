@@ -162,7 +162,7 @@ class Lengths(NamedTuple):
 
 
 class _BasisName(NamedTuple):
-    """What a basis is of: a key-value head, the keys of one query or of all, and a matrix of `Lengths` or 0."""
+    """What identifies a basis: a key-value head, a query or `_ALL_KEYS`, and a matrix of `Lengths` (0 without)."""
 
     head: int
     query: int
@@ -171,7 +171,7 @@ class _BasisName(NamedTuple):
 
 @dataclass(frozen=True)
 class Polytopes:
-    """The sets of all rows of a layer: values that are decomposed once, and who sees what.
+    """The sets of all rows of a layer: values that are decomposed once, and which keys each query sees.
 
     Rows share the basis of their values over the keys that any row sees, except those whose visible values have another
     rank than their number and the head's rank allow (repeated tokens, say): what rounding decides there is decided for
