@@ -161,7 +161,6 @@ def test_a_long_text_on_a_cpu_stays_under_four_gigabytes():
 import resource, warnings
 from identikit.attribution.attribute import token_attribution
 from identikit.models.load.load import load
-from identikit.models.machine import duration
 
 warnings.simplefilter("ignore")
 
